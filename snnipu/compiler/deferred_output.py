@@ -2,13 +2,15 @@
 
 Such a call cannot be part of a graph. The compiled loop stores the values that the call reads at each step, and the
 calls run after the loop, in their order. A statement is deferred if nothing else in the loop reads or sets the object
-that it writes to: ``print``, a method of a progress bar or a logger, and ``list.append(... .numpy())``.
+that it writes to: ``print``, a method of a progress bar or a logger, ``list.append(... .numpy())`` and
+``array[...] = ... .numpy()``.
 """
 
 import ast
 import copy
 from typing import AbstractSet, Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+import numpy
 import torch
 
 _METHODS = {
@@ -51,7 +53,9 @@ def may_wait(to: Sequence[Any], late: Sequence[Any]) -> bool:
 
 
 def _is_output(to: Any) -> bool:
-    """Return True for a list, a progress bar or a logger. A learner may have an ``update`` method, too."""
+    """Return True for a list, an array, a progress bar or a logger. A learner may have an ``update`` method, too."""
+    if type(to) is numpy.ndarray:
+        return to.base is None  # the array does not share memory with a tensor
     return type(to) is list or type(to).__module__.split(".")[0] in _OUTPUT_LIBRARIES
 
 
@@ -128,6 +132,10 @@ class _Deferral:
 
     def _receiver(self, statement: ast.stmt) -> Optional[ast.expr]:
         """Return the object that a statement writes to (for ``print`` the function), or None for other statements."""
+        if isinstance(statement, ast.Assign):
+            target = statement.targets[0]
+            whole = len(statement.targets) == 1 and isinstance(target, ast.Subscript) and _gives_numpy(statement.value)
+            return self._outside(target.value) if whole and isinstance(target, ast.Subscript) else None
         call = statement.value if isinstance(statement, ast.Expr) else None
         if not isinstance(call, ast.Call):
             return None
@@ -170,6 +178,11 @@ class _Deferral:
             return None
         copies = ", ".join([*(f"{self._keep}({value})" for value in values), ""]) if values else ""
         store = ast.parse(f"{self._name}.append(({len(self.calls)}, ({copies})))").body[0]
+        if isinstance(statement, ast.If) and isinstance(statement.test, ast.BoolOp) and not statement.orelse:
+            # A condition that the loop does not set (``verbose``) is read at the step: if false, no value is stored.
+            fixed = [one for one in statement.test.values if _names(one).isdisjoint(self._set)]
+            if fixed and isinstance(statement.test.op, ast.And) and fixed == statement.test.values[: len(fixed)]:
+                store = ast.If(ast.BoolOp(ast.And(), [*fixed, ast.Constant(True)]), [store], [])
         self.calls.append((later, values))
         self.to.extend(copy.deepcopy(one) for one in receivers if ast.unparse(one) != "print")
         for node in ast.walk(store):
@@ -182,6 +195,8 @@ class _Deferral:
         if isinstance(later, ast.If):
             inside = all(self._take_all(one, values) for one in (*later.body, *later.orelse))
             return self._take(later, "test", values) and inside
+        if isinstance(later, ast.Assign):
+            return self._take(later, "value", values) and self._take(later.targets[0], "slice", values)
         call = later.value
         fits = all(self._take(call.args, place, values) for place in range(len(call.args)))
         return fits and all(self._take(keyword, "value", values) for keyword in call.keywords)

@@ -150,7 +150,11 @@ def take_steps(x: torch.Tensor, index: Tuple[Any, ...], num_steps: int) -> torch
 
 def take_windows(x: torch.Tensor, dim: int, start: Any, length: Any, num_steps: int) -> torch.Tensor:
     """Return ``x.narrow(dim, start, length)`` of all steps, time first; a list has a number for each step."""
-    return torch.stack([x.narrow(dim, _at(start, step), _at(length, step)) for step in range(num_steps)])
+    by = _progression(start) if type(start) is list else 0
+    if by < 1 or type(length) is list:
+        return torch.stack([x.narrow(dim, _at(start, step), _at(length, step)) for step in range(num_steps)])
+    windows = x.narrow(dim, start[0], by * (num_steps - 1) + length).unfold(dim, length, by)
+    return windows.movedim(dim, 0).movedim(-1, dim + 1)
 
 
 def set_steps(x: torch.Tensor, index: Tuple[Any, ...], value: Any, num_steps: int) -> None:

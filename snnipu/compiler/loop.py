@@ -19,11 +19,11 @@ from snnipu.compiler.calls import calls, counting, has_loop_over_time
 from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.helpers import storage
 from snnipu.compiler.items import Called, Items
-from snnipu.compiler.marks import Refused
+from snnipu.compiler.marks import Peel, Recount, Refused, Relook
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place
 from snnipu.compiler.private import hindrance, version_of
 from snnipu.compiler.steps import is_step
-from snnipu.compiler.trace import Peel, Relook, Spec, Traced, tensors_of
+from snnipu.compiler.trace import Spec, Traced, tensors_of
 
 _LOG = logging.getLogger("snnipu.compiler")
 # Loops with fewer steps are not compiled.
@@ -251,29 +251,41 @@ class _Run:
         grown = {**changes[0].grown, **changes[1].grown}
         places: Set[Any] = {one for each in changes for one in each.places} - set(grown)
         variables: Set[Any] = set()
-        fixed: List[int] = []
+        counters: Dict[Any, int] = {}
         in_place: List[int] = []
         lists = {place.path[0] for place in grown if place.key is None}
         for place in {place for place in self.loop.carries if place >= 0} - lists:
             history = [moment[place] for moment in values]
-            if any(one is not history[0] for one in history):
-                variables.add(place)
-            elif type(history[0]) in (int, bool):
-                fixed.append(place)  # the trace proves that no step changes it
-            elif isinstance(history[0], torch.Tensor) and versions[0][place] != versions[-1][place]:
-                in_place.append(place)
-                variables.add(place)
+            if all(one is history[0] for one in history):
+                if isinstance(history[0], torch.Tensor):
+                    if versions[0][place] == versions[-1][place]:
+                        continue
+                    in_place.append(place)
+                elif type(history[0]) in (int, bool):
+                    counters[place] = 0  # the trace proves that no step changes it
+                    continue
+                else:
+                    continue
+            variables.add(place)
         written = {place for place in places if place.key == LAST_STEP}
         places -= written
-        histories = {place: [moment.value(place) for moment in moments] for place in places}
-        histories.update({place: [moment[place] for moment in values] for place in variables})
-        numbers = [place for place, history in histories.items() if _is_number(place, history)]
+        numbers: Set[Any] = set()
+        for place in (*places, *variables):
+            if isinstance(place, Place):
+                history = [moment.value(place) for moment in moments]
+            else:
+                history = [moment[place] for moment in values]
+            by = _counted(place, history)
+            if by is not None and by is not Missing:
+                counters[place] = by
+            elif by is Missing:
+                numbers.add(place)
         spec = Spec(
             self.items.text,
-            tuple(sorted(variables)),
-            tuple(sorted(places, key=repr)),
+            tuple(sorted(variables - counters.keys())),
+            tuple(sorted(places - counters.keys(), key=repr)),
             tuple(sorted(numbers, key=repr)),
-            tuple(sorted(fixed)),
+            tuple(sorted(counters.items(), key=repr)),
             tuple(sorted(grown, key=repr)),
             tuple(sorted(in_place)),
             tuple(sorted(written, key=repr)),
@@ -320,6 +332,9 @@ class _Run:
                 cause = _cause(error)
                 if isinstance(cause, Peel):
                     continue
+                if isinstance(cause, Recount):
+                    loop.plans[-1] = Traced(loop, plan.spec.recounted(cause.number), len(self.arguments))
+                    return self._distribute(looked)
                 if isinstance(cause, Relook):
                     self._look_again(plan, looked, str(cause))
                     return
@@ -348,27 +363,30 @@ class _Run:
             self._look()
 
 
-def _is_number(place: Any, history: Sequence[Any]) -> bool:
-    """Return True if the values of a variable, an attribute or an item are numbers.
+def _counted(place: Any, history: Sequence[Any]) -> Any:
+    """Return the increment of a number per step, Missing if it is not constant, or None for other values.
 
     Raises:
         Refused: the value changes and is neither a tensor nor a number.
     """
-    _, before, last = history
+    first, before, last = history
     name = place.key if isinstance(place, Place) else f"variable {place}"
     if before is Missing or last is Missing:
         raise Refused(f"`{name}` appears")
-    if (type(last) is int and type(before) is int) or (type(last) is float and type(before) in (int, float)):
-        return True
+    if type(last) is int and type(before) is int:
+        even = first is Missing or (type(first) is int and before - first == last - before)
+        return last - before if even else Missing
+    if type(last) is float and type(before) in (int, float):
+        return Missing
     if type(last) in (int, float, bool, str, type(None)) and (type(last) is not type(before) or last != before):
         raise Refused(f"`{name}` is not a tensor, and changes")
-    return False
+    return None
 
 
 def _cause(error: BaseException) -> Optional[BaseException]:
     """Return the error of this package that TorchDynamo has wrapped in another one."""
     cause: Optional[BaseException] = error
-    while cause is not None and not isinstance(cause, (Peel, Relook, Refused)):
+    while cause is not None and not isinstance(cause, (Peel, Recount, Relook, Refused)):
         cause = cause.__cause__ or getattr(cause, "inner_exception", None)
     return cause
 

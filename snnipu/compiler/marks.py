@@ -25,6 +25,25 @@ class Refused(Exception):
         self.note = note
 
 
+class Peel(Exception):
+    """The first step differs from later steps, and has to run in Python."""
+
+
+class Relook(Exception):
+    """The body sets other attributes or items than it did in the observed steps."""
+
+    def __str__(self) -> str:
+        return "it sets other attributes, or items of other objects, than in its first steps"
+
+
+class Recount(Exception):
+    """The counter with this number has no constant increment."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
 def clock(value: torch.Tensor) -> torch.Tensor:
     """Mark a tensor whose first size is the clock."""
     return value

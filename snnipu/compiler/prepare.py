@@ -1,12 +1,15 @@
 """Normal form of a graph: operations with several spellings get one of them, and steps of a loop can be compared."""
 
+import functools
 import operator
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from snnipu.compiler import nodes, rules
+from snnipu.compiler.private import SET_GRAD
 
 _CASTS = {
     "float": torch.float32,
@@ -26,6 +29,7 @@ def prepare(graph: Graph) -> None:
 def simplify(graph: Graph) -> None:
     """Rewrite operations that have several spellings. Equal steps of a loop stay equal."""
     _pass_input_first(graph)
+    _replace_gradient_modes(graph)
     _drop_casts(graph)
     _rewrite_differences(graph)
     _rewrite_in_place(graph)
@@ -40,6 +44,56 @@ def _pass_input_first(graph: Graph) -> None:
             keywords = dict(node.kwargs)
             node.args = (keywords.pop("input"),)
             node.kwargs = keywords
+
+
+def _replace_gradient_modes(graph: Graph) -> None:
+    """Replace ``with torch.no_grad()`` by ``detach`` of its calls' arguments, so that the calls can be moved.
+
+    The graph is unchanged if it does not restore its initial mode, enables gradients inside a mode without them, or has
+    calls in the block whose effects are unknown.
+    """
+    initial = torch.is_grad_enabled()
+    barriers = [node for node in graph.nodes if nodes.is_barrier(node)]
+    modes = [node.args[0] for node in barriers if node.target is SET_GRAD]
+    if not barriers or len(modes) < len(barriers) or modes[-1] is not initial or (True in modes and not initial):
+        return
+    changes = nodes.Memory(graph).changes
+    inside: List[Node] = []
+    enabled: Any = initial
+    for node in graph.nodes:
+        if node.target is SET_GRAD:
+            enabled = node.args[0]
+        elif not enabled and node.op not in ("placeholder", "get_attr", "output"):
+            inside.append(node)
+    for node in inside:
+        name = nodes.name_of(node)
+        known = nodes.is_fresh(node) or name in rules.RULES or (name and node in changes)
+        if not known or any(getattr(nodes.value_of(one), "requires_grad", False) for one in changes.get(node, ())):
+            return
+    detached: Dict[Node, Node] = {}
+    computed_inside = set(inside)
+
+    def without_gradient(node: Node, source: Node) -> Node:
+        value = nodes.value_of(source)
+        if not isinstance(value, torch.Tensor):
+            return source
+        # A value without a gradient at the first step may be joined with values of later steps that have one.
+        may = value.is_floating_point() and source not in computed_inside and source.all_input_nodes
+        if not value.requires_grad and (not may or source in changes.get(node, ())):
+            return source
+        if source not in detached:
+            # After the source, which is in the same step or before the loop.
+            with graph.inserting_after(source):
+                detached[source] = graph.call_method("detach", (source,))
+            detached[source].meta.update(node.meta)
+            detached[source].meta["example_value"] = value.detach()
+        return detached[source]
+
+    for node in inside if initial else ():
+        change = functools.partial(without_gradient, node)
+        node.args, node.kwargs = map_arg(node.args, change), map_arg(node.kwargs, change)
+    for node in barriers:
+        graph.erase_node(node)
 
 
 def _drop_casts(graph: Graph) -> None:

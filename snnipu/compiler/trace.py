@@ -2,10 +2,9 @@
 
 import contextlib
 import itertools
-import operator
 import re
 import threading
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -14,18 +13,9 @@ from snnipu.compiler.body import Body, First
 from snnipu.compiler.calls import uncounted
 from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.first import matched
+from snnipu.compiler.guards import Guards
 from snnipu.compiler.helpers import sizes_of
-from snnipu.compiler.marks import (
-    CLOCK,
-    MARKS,
-    OFFSET,
-    Refused,
-    carried,
-    changed_input,
-    clock,
-    counted,
-    result,
-)
+from snnipu.compiler.marks import CLOCK, MARKS, OFFSET, Peel, Refused, Relook, carried, changed_input, result
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place, find
 from snnipu.compiler.private import dynamo
 from snnipu.compiler.report import why_alone
@@ -42,17 +32,6 @@ _GRAPHS = 64
 _FAILURES = 3
 # Traces up to which PyTorch's limit of recompilations, 8, suffices.
 _FEW = 6
-
-
-class Peel(Exception):
-    """The first step differs from later steps, and has to run in Python."""
-
-
-class Relook(Exception):
-    """The body sets other attributes or items than it did in the observed steps."""
-
-    def __str__(self) -> str:
-        return "it sets other attributes, or items of other objects, than in its first steps"
 
 
 class Recorder:
@@ -95,7 +74,9 @@ def plain(value: Any) -> Any:
     """Return results of a graph with numbers in place of :class:`Number`."""
     if type(value) is Number:
         return value.tensor.item()
-    return type(value)([plain(one) for one in value]) if isinstance(value, (tuple, list)) else value
+    if isinstance(value, (tuple, list)):
+        return type(value)([plain(one) for one in value])
+    return {key: plain(one) for key, one in value.items()} if type(value) is dict else value
 
 
 def at(value: Any, index: Any, is_set: bool = False) -> Any:
@@ -136,13 +117,15 @@ def marked(value: Any, mark: Callable[[torch.Tensor, int], torch.Tensor], first:
     """Return a value with its tensors marked and numbered from ``first`` on; ``count`` gets an item for each leaf.
 
     Raises:
-        TypeError: a dictionary, or a tuple or list of another class.
+        TypeError: a tuple, list or dictionary of another class, which a graph cannot return.
     """
     if type(value) is tuple or type(value) is list:
         items = [marked(one, mark, first, count) for one in value]
         return items if type(value) is list else tuple(items)
+    if type(value) is dict:
+        return {key: marked(one, mark, first, count) for key, one in value.items()}
     if isinstance(value, (tuple, list, dict)) and not isinstance(value, torch.Size):
-        raise TypeError("a dictionary, or a tuple or list of another class")
+        raise TypeError("a tuple, list or dictionary of another class")
     count.append(0)
     if mark is not carried and type(value) in _OF_NUMBERS:
         return Number(mark(torch.scalar_tensor(value, dtype=_OF_NUMBERS[type(value)]), first + len(count)))
@@ -155,6 +138,9 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for one in value:
             yield from tensors_of(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from tensors_of(one)
 
 
 class Spec(NamedTuple):
@@ -164,8 +150,8 @@ class Spec(NamedTuple):
         text: the item, as an expression of the step's number.
         variables: positions of variables among the body's arguments.
         places: attributes and items.
-        numbers: variables and places that are numbers.
-        fixed: variables that are whole numbers, which no step changes.
+        numbers: variables and places that are numbers without a constant increment.
+        counters: variables and places that are numbers with a constant increment.
         grown: lists that grow; a list without a key is a variable.
         in_place: variables whose tensor a step changes in place.
         written: places that no step reads.
@@ -176,7 +162,7 @@ class Spec(NamedTuple):
     variables: Tuple[int, ...]
     places: Tuple[Place, ...]
     numbers: Tuple[Any, ...]
-    fixed: Tuple[int, ...]
+    counters: Tuple[Tuple[Any, int], ...]
     grown: Tuple[Place, ...]
     in_place: Tuple[int, ...]
     written: Tuple[Place, ...]
@@ -197,121 +183,18 @@ class Spec(NamedTuple):
         """Return the positions of variables that are lists that grow."""
         return [place.path[0] for place in self.grown if place.key is None]
 
+    def recounted(self, number: int) -> "Spec":
+        """Return a copy in which a counter is one of the numbers."""
+        place = self.counters[number][0]
+        name = "places" if isinstance(place, Place) else "variables"
+        more: Any = {name: tuple(sorted((*getattr(self, name), place), key=repr if name == "places" else None))}
+        numbers = tuple(sorted((*self.numbers, place), key=repr))
+        return self._replace(counters=tuple(one for one in self.counters if one[0] != place), numbers=numbers, **more)
+
     def lists(self, arguments: Sequence[Any]) -> List[Any]:
         """Return the lists that grow."""
         owners = self.owners(self.grown, arguments)
         return [owner if place.key is None else place.get(owner) for place, owner in zip(self.grown, owners)]
-
-
-class Guards:
-    """The conditions on the step's number under which a trace is valid."""
-
-    def __init__(self, body: Body) -> None:
-        """
-        Raises:
-            Refused: the trace is valid for a single step.
-        """
-        self._conditions: List[Any] = []
-        self._symbols: Dict[Any, Tuple[int, int]] = {}  # the input, and its dimension; -1: it is a number
-        self._known: Dict[Any, bool] = {}
-        self._starts: List[Any] = []  # the values of fixed variables before the first step
-        inputs = [node for node in body.module.graph.nodes if node.op == "placeholder"]
-        mark = next(node for node in body.module.graph.nodes if node.target is clock)
-        size = nodes.value_of(mark).shape[0]
-        if not isinstance(size, torch.SymInt):
-            raise Refused("its steps depend on their number")
-        self._clock, environment = size.node.expr, size.node.shape_env
-        for place, node in enumerate(inputs):
-            value = nodes.value_of(node)
-            if isinstance(value, torch.SymInt):
-                self._symbols.setdefault(value.node.expr, (place, -1))
-            for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-                if isinstance(size, torch.SymInt):
-                    self._symbols.setdefault(size.node.expr, (place, dim))
-        fixed = [one for symbol, value in environment.replacements.items() for one in (symbol, *value.free_symbols)]
-        if getattr(self._clock, "is_Integer", False) or self._clock in fixed:
-            raise Refused("its steps depend on their number")
-        read = set(fixed)
-        for guard in environment.guards:
-            read |= guard.expr.free_symbols
-            if self._clock in guard.expr.free_symbols:
-                self._conditions.append(guard.expr)
-        items = {symbol for source, symbol in environment.source_to_var.items() if source.endswith(".item()")}
-        if read & items and _changes_numbers(body):
-            raise Refused("a condition reads a number that its steps change")
-
-    def prove(self, module: torch.fx.GraphModule) -> None:
-        """Prove that no step changes a fixed variable, and that no other number of the program depends on a step.
-
-        Raises:
-            Relook: a variable, an attribute or an item is such a number.
-        """
-        known = set()
-        for node in module.graph.nodes:
-            if node.target is not counted:
-                continue
-            (value,) = node.args[0].args
-            known.add(value)
-            value = nodes.value_of(value)
-            start = value.node.expr if isinstance(value, torch.SymInt) else value
-            is_input = isinstance(value, torch.SymInt) and start in self._symbols and start != self._clock
-            if not (is_input or type(start) in (int, bool) or getattr(start, "is_Integer", False)):
-                raise Relook
-            self._starts.append(start)
-        for node in nodes.leaves_of(next(iter(reversed(module.graph.nodes))).args[0]):
-            value = nodes.value_of(node)
-            is_number = node not in known and isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat))
-            if is_number and not value.node.expr.free_symbols <= self._symbols.keys() - {self._clock}:
-                raise Relook
-
-    def hold(self, inputs: Sequence[Any], first: int, steps: int, numbers: Sequence[int]) -> bool:
-        """Return True if the trace is valid for all steps from ``first`` on, with these values of fixed variables."""
-        if any(number != self._value(start, inputs) for number, start in zip(numbers, self._starts)):
-            return False
-        if not self._conditions:
-            return True
-        needed = {symbol for one in self._conditions for symbol in one.free_symbols} - {self._clock}
-        if not needed <= self._symbols.keys():
-            return False
-        values = {symbol: self._value(symbol, inputs) for symbol in needed}
-        key = first, steps, tuple(values.values())
-        if key not in self._known:
-            clocks = range(first + OFFSET, first + steps + OFFSET)
-            conditions = {one.subs(values) for one in self._conditions}
-            self._known[key] = all(_holds(one, self._clock, clocks) for one in conditions)
-        return self._known[key]
-
-    def _value(self, symbol: Any, inputs: Sequence[Any]) -> int:
-        """Return the value of a symbol, or a number itself."""
-        if symbol not in self._symbols:
-            return int(symbol)
-        place, dim = self._symbols[symbol]
-        return int(inputs[place] if dim < 0 else inputs[place].shape[dim])
-
-
-def _changes_numbers(body: Body) -> bool:
-    """Return True if a step changes a tensor without dimensions in place."""
-    changes = nodes.Memory(body.module.graph).changes.values()
-    return any(nodes.value_of(node).dim() == 0 for changed in changes for node in changed if nodes.is_tensor(node))
-
-
-# The operations in guards that sympy does not have, by the names of PyTorch's classes.
-_INTEGER_DIVISIONS = {"FloorDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod}
-
-
-def _holds(condition: Any, symbol: Any, values: Iterable[int]) -> bool:
-    """Return True if a condition on one symbol holds for all values."""
-    if not getattr(condition, "free_symbols", ()):
-        return bool(condition)
-    import sympy
-
-    # sympy would write Mod(s - 2, 10) as s - 2 % 10.
-    condition = condition.replace(
-        lambda part: type(part).__name__ in _INTEGER_DIVISIONS,
-        lambda part: sympy.Function(f"of_integers_{type(part).__name__}")(*part.args),
-    )
-    functions = {f"of_integers_{name}": function for name, function in _INTEGER_DIVISIONS.items()}
-    return all(map(sympy.lambdify(symbol, condition, [functions, "math"]), values))
 
 
 class _BodyGraph:
@@ -325,7 +208,7 @@ class _Now(threading.local):
 
     first = 0
     steps = 0
-    numbers: Sequence[int] = ()  # the values of fixed variables
+    numbers: Sequence[int] = ()  # the values of the counters
     began: Optional[Distribution] = None
     random: Any = None
     look: Any = None
@@ -355,7 +238,8 @@ class Traced:
         self._steady: List[Body] = []
         self._learnt: Set[int] = set()  # the marks of values that require gradients from the second step on
         self._now = _Now()
-        self._owned = [*spec.places, *(one for one in spec.grown if one.key is not None), *spec.written]
+        numbered = [place for place, _ in spec.counters if isinstance(place, Place)]
+        self._owned = [*spec.places, *numbered, *(one for one in spec.grown if one.key is not None), *spec.written]
         self.source = self._source_of_step(count)
         known: Dict[str, Any] = {"marked": marked, "Recorder": Recorder, "body": loop.traced}
         known.update({mark.__name__: mark for mark in MARKS})
@@ -381,7 +265,9 @@ class Traced:
             item = ".item()" if are_numbers[number] else ""
             lines.append(f" {text} = marked(V[{number}], carried, {number * _LEAVES}, []){item}")
         lines += [f" {where[place]} = None" for place in spec.written]
-        lines += [f" {names[place]} = N[{number}]" for number, place in enumerate(spec.fixed)]
+        for number, (place, by) in enumerate(spec.counters):
+            text = where[place] if isinstance(place, Place) else names[place]
+            lines.append(f" {text} = N[{number}]" + (f" + {by} * t" if by else ""))
         lists = [names[one.path[0]] if one.key is None else where[one] for one in spec.grown]
         lines += [f" {text} = Recorder()" for text in lists]
         parameters = [spec.text, *names]
@@ -396,14 +282,16 @@ class Traced:
         lines += [f" c{n} = marked({text}, result, {n * _LEAVES}, [])" for n, text in enumerate(values)]
         lines += [f" {text} = c{n}" for n, text in enumerate(values)]
         lines += [f" {where[place]} = marked({where[place]}, kept, 0, [])" for place in spec.written]
-        others = [one for one, place in zip(results, loop.carries) if place not in (*spec.variables, *spec.fixed)]
-        lines += [f" m{n} = marked({of[place]}, counted, {n}, [])" for n, place in enumerate(spec.fixed)]
+        counted = [place for place, _ in spec.counters]
+        others = [one for one, place in zip(results, loop.carries) if place not in (*spec.variables, *counted)]
+        counters = [where[place] if isinstance(place, Place) else of[place] for place in counted]
+        lines += [f" m{n} = marked({text}, counted, {n}, [])" for n, text in enumerate(counters)]
         lines += [f" {one} = marked({one}, kept, 0, [])" for one in others]
         records = [*lists, *(["shown"] if loop.after is not None else [])]
         lines += [f" k{n} = marked({text}.items, collected, 0, [])" for n, text in enumerate(records)]
         lines += [f" {where[one]} = None" for one in spec.grown if one.key is not None]
         record_names = "".join(f"k{number}, " for number in range(len(records)))
-        ends = "".join(f"m{number}, " for number in range(len(spec.fixed)))
+        ends = "".join(f"m{number}, " for number in range(len(counters)))
         lines.append(f" return ({''.join(f'{one}, ' for one in results)}), ({record_names}), ({ends})")
         return re.sub(rf"\b({'|'.join(_KNOWN)})\b(?=[(,])", rf"{_NAME}\1", "\n".join(lines))
 
@@ -434,9 +322,12 @@ class Traced:
             values = [
                 _with_gradient(value, number * _LEAVES + 1 in self._learnt) for number, value in enumerate(values)
             ]
-        numbers = [arguments[place] for place in spec.fixed]
-        if not all(type(one) in (int, bool) for one in numbers):
-            raise Relook
+        numbers = []
+        for place, by in spec.counters:
+            number = place.get(owners[self._owned.index(place)]) if isinstance(place, Place) else arguments[place]
+            if type(number) is not int and (by or type(number) is not bool):
+                raise Peel if number is Missing and not run.step else Relook
+            numbers.append(number - by * first if by else number)
         lists = spec.lists(arguments)
         if not all(type(one) is list for one in lists):
             raise Relook
@@ -459,8 +350,9 @@ class Traced:
             if isinstance(place, Place):
                 place.set(owners[self._owned.index(place)], plain(place.get(owners[self._owned.index(place)])))
         results = plain(results)
+        expected = [number + by * (first + steps) for number, (_, by) in zip(numbers, spec.counters)]
         if now.before is not None:
-            self._check(now.before, look(), state, plain(ends) == tuple(numbers))
+            self._check(now.before, look(), state, plain(ends) == tuple(expected))
         for place, to, items in zip(spec.grown, lists, records):
             is_record = place.key is None and place.path[0] in loop.records
             if is_record and len(items) == 1 and isinstance(items[0], torch.Tensor):
@@ -482,7 +374,7 @@ class Traced:
 
     def _check(self, before: Objects, after: Objects, state: torch.Tensor, are_counted: bool) -> None:
         """Undo the first run of a graph if it has set attributes or items that the observed steps did not set."""
-        known = {*self.spec.places, *self.spec.written}
+        known = {*self.spec.places, *self.spec.written, *(place for place, _ in self.spec.counters)}
         try:
             changes = before.changes(after)
             # A custom neuron that runs in Python does not record its last step.
@@ -521,7 +413,7 @@ class Traced:
         _refuse_unmarked(module)
         body = Body(module)
         guards = Guards(body)
-        guards.prove(module)
+        guards.prove(module, self.spec.counters)
         self._now.before = self._now.look()
         if not _is_steady(module, self._now.before.has_functions()):
             return self._runner(None, guards, body)
@@ -670,6 +562,9 @@ def _values_of_steps(value: Any, steps: int) -> Sequence[Any]:
     if isinstance(value, (tuple, list)):
         parts = [_values_of_steps(one, steps) for one in value]
         return [type(value)([part[step] for part in parts]) for step in range(steps)]
+    if type(value) is dict:
+        rows = {key: _values_of_steps(one, steps) for key, one in value.items()}
+        return [{key: row[step] for key, row in rows.items()} for step in range(steps)]
     return [value] * steps
 
 

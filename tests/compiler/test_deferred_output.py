@@ -51,6 +51,7 @@ def test_an_error_of_what_is_shown_is_the_programs_own(auto):
         ("rows.append(np.mean(a.numpy()))", "(0, (K(a),))"),
         ("print(len(a), a)", "(0, (K(len(a)), K(a)))"),
         ("x.y.append(a.tolist())", "(0, (K(a),))"),
+        ("y[t, :] = a.numpy()", "(0, (K(a), K(t)))"),
         ("if t % 2 and a.n:\n  print(a.n)\n else:\n  print(b)", "(0, (K(a.n), K(b), K(t)))"),
     ],
 )
@@ -73,7 +74,6 @@ def test_what_is_kept_for_later(body, kept):
         "print((b := a))",
         "print(g(a))",
         "y = a.numpy()",
-        "y[t, :] = a.numpy()",
         "rows.append(a.numpy())\n a += 1",
         "rows.append(a.numpy())\n a[0] = 1",
         "rows.append(a.numpy())\n a.add_(1)",

@@ -58,6 +58,12 @@ class Recurrent(nn.Module):
 LAYER = "n.inp(x) + n.rec(spk)"
 
 
+def no_gradient(n, x, spk):
+    with torch.no_grad():
+        back = n.rec(spk)
+    return n.inp(x) + back
+
+
 def in_place(n, x, spk):
     back = n.rec(spk)
     back.mul_(2)
@@ -93,6 +99,7 @@ CustomLeaky(learn=True)
 OTHERS = {
     "a sum of the spikes": "n.inp(x) + spk.sum(1, keepdim=True)",
     "twice the spikes": "n.inp(x) + n.rec(spk * 2)",
+    "no gradient": no_gradient,
     "detached": "n.inp(x) + n.rec(spk.detach())",
     "a sum with a factor": "torch.add(n.inp(x), n.rec(spk), alpha=2)",
     "two layers": "n.inp(x) + n.free(n.rec(spk))",

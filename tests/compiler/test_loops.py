@@ -185,6 +185,9 @@ DISTRIBUTED = {
     "items": (
         f"{START}\nfor step, now in enumerate(x):\n    spk, mem = self.lif1(self.fc1(now), mem)\nreturn spk, mem, step"
     ),
+    "backwards": (
+        f"{START}\nfor step in reversed(range(x.shape[0])):\n    {STEP}\n    rec.append(spk)\nreturn rec[-1], mem"
+    ),
     "pairs": (
         f"{START}\ny = x.flip(0)\nfor a, b in zip(x, y):\n    spk, mem = self.lif1(self.fc1(a + b), mem)\n"
         "return spk, mem"
@@ -264,6 +267,10 @@ DISTRIBUTED = {
         "    total = total + spk.sum()\nreturn total, mem"
     ),
     "on itself": f"{START}\n{LOOP}\n    {STEP}\n    self.trace.append(mem.detach())\nreturn mem, len(self.trace)",
+    "dictionaries": (
+        f"{START}\n{LOOP}\n    {STEP}\n    rec.append({{'spk': spk, 'at': step, 'late': step > 2}})\n"
+        "return [value for row in rec for value in row.values()]"
+    ),
     "whole numbers": (
         f"{START}\ncount = torch.zeros(x.shape[1], 6, dtype=torch.int32)\n{LOOP}\n    {STEP}\n"
         "    count = count + spk.int()\nreturn count, mem"
@@ -283,15 +290,9 @@ DISTRIBUTED = {
         f"def twice(v):\n    return v * 2\n{START}\n{LOOP}\n    {STEP}\n    rec.append(spk)\n"
         "return torch.stack(rec), twice(mem)"
     ),
-    "backwards": (
-        f"{START}\nfor step in reversed(range(x.shape[0])):\n    {STEP}\n    rec.append(spk)\nreturn rec[-1], mem"
-    ),
     "bars": (
         f"{START}\nfor step in tqdm.tqdm(range(x.shape[0]), desc=f'of {{len(x)}}: ', {BAR}):\n    {STEP}\n"
         f"bar = tqdm.trange(x.shape[0], {BAR})\nfor step, _ in enumerate(bar):\n    {STEP}\nreturn spk, mem, bar.n"
-    ),
-    "a bar that is switched off": (
-        f"{START}\nfor step in tqdm.trange(1, len(x), disable=True):\n    {STEP}\nreturn mem"
     ),
     "one norm twice": (
         f"{START}\n{LOOP}\n    spk, mem = self.lif1(self.norm(self.norm(self.fc1(x[step]))), mem)\nreturn spk, mem"
@@ -314,6 +315,9 @@ DISTRIBUTED = {
     "a bar with a description": (
         f"{START}\nbar = tqdm.tqdm(total=len(x), file=io.StringIO())\n{LOOP}\n    {STEP}\n"
         "    bar.set_description(f'step {step}: {spk.sum().item()}')\n    bar.update(1)\nreturn mem, bar.n, bar.desc"
+    ),
+    "a bar that is switched off": (
+        f"{START}\nfor step in tqdm.trange(1, len(x), disable=True):\n    {STEP}\nreturn mem"
     ),
     "a number of the call": (
         f"{START}\ncall = self.count\nname = f'call {{call}}'\n{LOOP}\n    {STEP}\n"
@@ -460,10 +464,6 @@ EITHER = {
     "continued": (
         f"{START}\n{LOOP}\n    {STEP}\n    if self.count > 5:\n        continue\n    rec.append(spk)\n"
         "return torch.stack(rec), mem"
-    ),
-    "dictionaries": (
-        f"{START}\n{LOOP}\n    {STEP}\n    rec.append({{'spk': spk, 'at': step, 'late': step > 2}})\n"
-        "return [value for row in rec for value in row.values()]"
     ),
     "without gradients": (
         f"{START}\n{LOOP}\n    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, x.shape[1] > 2):\n"
