@@ -99,9 +99,10 @@ class Guards:
 
 
 def _changes_numbers(body: Body) -> bool:
-    """Return True if a step changes a tensor without dimensions in place."""
+    """Return True if a step changes a tensor in place whose numbers PyTorch may know in the trace."""
     changes = nodes.Memory(body.module.graph).changes.values()
-    return any(nodes.value_of(node).dim() == 0 for changed in changes for node in changed if nodes.is_tensor(node))
+    dtypes = {nodes.value_of(node).dtype for changed in changes for node in changed if nodes.is_tensor(node)}
+    return not dtypes.isdisjoint((torch.int64, torch.float64))
 
 
 # The operations in guards that sympy does not have, by the names of PyTorch's classes.

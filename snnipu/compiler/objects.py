@@ -18,7 +18,7 @@ from snnipu.neurons._states import AttributeStates
 
 # The largest number of objects in a snapshot, and of items of a list or a dictionary.
 _MOST, _MOST_ITEMS = 4000, 1000
-_LIBRARIES = ("torch", "numpy", "matplotlib", "tqdm", "logging", "builtins", "snnipu", "snntorch", "collections")
+_LIBRARIES = ("torch", "numpy", "matplotlib", "tqdm", "logging", "builtins", "snnipu", "snntorch")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _PASSED = (torch.Tensor, str, bytes, int, float, bool, torch.Size, torch.dtype, torch.device)
 # The attribute of a neuron that records its last step. No step reads it.
@@ -123,7 +123,8 @@ class Objects:
         waiting += self._reachable_from(function, (-1,))
         seen: Set[int] = set()
         for value, path in waiting:  # the list grows
-            if id(value) not in seen and value is not None and not isinstance(value, _PASSED) and len(seen) < _MOST:
+            passed = isinstance(value, _PASSED) and not getattr(value, "__dict__", None)
+            if id(value) not in seen and value is not None and not passed and len(seen) < _MOST:
                 seen.add(id(value))
                 waiting += self._visit(value, path)
         self._is_whole = len(seen) < _MOST
@@ -173,11 +174,13 @@ class Objects:
             values = {name: one for name, one in vars(value).items() if name[:2] != "__"}
             parts = [(one, ()) for one in value.__bases__]
         elif (hasattr(value, "__dict__") or hasattr(type(value), "__slots__")) and (
-            isinstance(value, torch.nn.Module) or _is_of_program(type(value).__module__)
+            isinstance(value, (torch.nn.Module, torch.Tensor)) or _is_of_program(type(value).__module__)
         ):
             values = _attributes(value)
             if isinstance(value, torch.nn.Module):
-                parts = [(one, _to(path, name, True)) for name, one in value._modules.items()]
+                own = {**value._modules, **value._parameters}
+                self._others[id(value)] = value, [value.training, *own, *own.values()]
+                parts = [(one, _to(path, name, True)) for name, one in own.items()]
                 hooks = [(hook, ()) for name in _HOOKS for hook in getattr(value, name, {}).values()]
                 self.has_hooks = self.has_hooks or bool(hooks)
                 parts += hooks
@@ -227,7 +230,10 @@ class Objects:
         for other, (_, items) in self._others.items():
             after = later._others.get(other, (None, items))[1]
             if len(after) != len(items) or not all(map(_is_unchanged, items, after)):
-                raise Refused("it changes a set, a deque, an array, a list of many items or a random generator")
+                raise Refused(
+                    "it changes a set, a deque, an array, a list of many items, a random generator, or a module's mode "
+                    "or parameters"
+                )
         changes = Changes(set(), {})
         for key, owner in self._owners.items():
             if key not in later._owners:
@@ -299,8 +305,8 @@ def _to(path: Path, key: Any, is_attribute: bool) -> Path:
 def _attributes(owner: Any) -> Dict[str, Any]:
     """Return the attributes that a step may set."""
     if isinstance(owner, AttributeStates):
-        caches = () if type(owner).__module__.startswith("snnipu.") else _caches(type(owner))
-        names = [name for name in vars(owner) if name not in _OF_MODULES and (name[0] != "_" or name in caches)]
+        caches = _caches(type(owner))
+        names = [name for name in vars(owner) if name not in _OF_MODULES and name not in caches]
         return {name: getattr(owner, name) for name in (*names, *owner._states(), LAST_STEP) if hasattr(owner, name)}
     values = dict(getattr(owner, "__dict__", {}))
     slots = [name for kind in type(owner).__mro__ for name in _slots(kind)]
@@ -312,10 +318,13 @@ def _attributes(owner: Any) -> Dict[str, Any]:
 
 
 def _caches(kind: type) -> Set[str]:
-    """Return the names with an underscore that the program's subclass of a neuron reads or sets."""
-    kinds = [one for one in kind.__mro__ if _is_of_program(one.__module__)]
-    functions = [value for one in kinds for value in vars(one).values() if isinstance(value, types.FunctionType)]
-    return {name for each in functions for code in _codes(each.__code__) for name in code.co_names if name[0] == "_"}
+    """Return the names with an underscore that only the methods of snnipu's classes of a neuron read or set."""
+    names: Dict[bool, Set[str]] = {True: set(), False: set()}
+    for one in kind.__mro__:
+        functions = [value for value in vars(one).values() if isinstance(value, types.FunctionType)]
+        codes = [code for each in functions for code in _codes(each.__code__)]
+        names[_is_of_program(one.__module__)].update(name for code in codes for name in code.co_names if name[0] == "_")
+    return names[False] - names[True]
 
 
 def _is_unchanged(one: Any, other: Any) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import re
 import threading
+from collections import Counter
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
@@ -15,7 +16,7 @@ from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.first import matched
 from snnipu.compiler.guards import Guards
 from snnipu.compiler.helpers import sizes_of
-from snnipu.compiler.marks import CLOCK, MARKS, OFFSET, Peel, Refused, Relook, carried, changed_input, result
+from snnipu.compiler.marks import CLOCK, MARKS, OFFSET, Peel, Refused, Relook, carried, changed_input, collected, result
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place, find
 from snnipu.compiler.private import dynamo
 from snnipu.compiler.report import why_alone
@@ -411,6 +412,7 @@ class Traced:
     def _capture(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.traces += 1
         _refuse_unmarked(module)
+        _refuse_shared(module)
         body = Body(module)
         guards = Guards(body)
         guards.prove(module, self.spec.counters)
@@ -480,6 +482,17 @@ def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
     for node in nodes.leaves_of(output.args[0]):
         if node.target not in MARKS and nodes.is_tensor(node) and changed_input(node) is None:
             raise Relook
+
+
+def _refuse_shared(module: torch.fx.GraphModule) -> None:
+    """Refuse a variable that a step changes in place if a list, an input or another variable holds its tensor."""
+    memory = nodes.Memory(module.graph)
+    changed = memory.changed_roots()
+    before = {node.args[1] for node in module.graph.nodes if node.target is carried and memory.root(node) in changed}
+    holders = [node for node in module.graph.nodes if node.op == "placeholder" or node.target in (result, collected)]
+    shared = Counter(memory.root(node) for node in holders if node in memory)
+    if any(node.target is result and node.args[1] in before and shared[memory.root(node)] > 1 for node in holders):
+        raise Refused("it changes a tensor in place that a list or another variable also holds")
 
 
 def _with_gradient(value: Any, learns: bool) -> Any:

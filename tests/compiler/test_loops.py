@@ -407,6 +407,26 @@ AS_WRITTEN = {
         f"{START}\nself.steps.zero_()\n{LOOP}\n    {STEP}\n    if self.steps.item() == 3:\n        mem = mem * 0.5\n"
         "    self.steps += 1\nreturn mem"
     ),
+    "a condition on the number in a view of a tensor that changes": (
+        f"{START}\npair = torch.zeros(2, dtype=torch.int64)\nn = pair[0]\n{LOOP}\n    {STEP}\n    if n.item() == 3:\n"
+        "        mem = mem * 0.5\n    pair += 1\nreturn mem"
+    ),
+    "a tensor that the next step changes under another name": (
+        f"{START}\na, b = torch.zeros(6), torch.zeros(6)\n{LOOP}\n    a += 1\n    {STEP}\n    mem = mem + b\n"
+        "    a = a * 0.5 + mem[0].detach()\n    b = a\nreturn mem, a"
+    ),
+    "a record that the next step changes": (
+        f"{START}\na = torch.zeros(6)\n{LOOP}\n    a += 1\n    {STEP}\n    a = a * 0.5 + mem[0].detach()\n"
+        "    rec.append(a)\nreturn mem, *rec"
+    ),
+    "a mode that the steps switch": (
+        f"{START}\n{LOOP}\n    {STEP}\n    self.fc2.training = not self.fc2.training\n"
+        "    mem = mem * (0.5 if self.fc2.training else 1)\nreturn mem"
+    ),
+    "layers that take turns": (
+        f"{START}\n{LOOP}\n    spk, mem = self.cells[0](self.fc1(x[step]), mem)\n"
+        "    self.cells[0], self.cells[1] = self.cells[1], self.cells[0]\nreturn spk, mem"
+    ),
     "a switch": (
         f"{START}\nlate = False\n{LOOP}\n    {STEP}\n    if late:\n        mem = mem * 0.5\n    late = step > 2\n"
         "return spk, mem, late"
@@ -469,6 +489,11 @@ EITHER = {
         f"{START}\n{LOOP}\n    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, x.shape[1] > 2):\n"
         "        spk, mem = self.lif1(self.fc1(x[step]), mem)\n        if self.count > 5:\n            continue\n"
         "        rec.append(spk)\n        print(spk.requires_grad)\nreturn torch.stack(rec), mem, x"
+    ),
+    "attributes of a neuron, of a tensor and of an object of Python's": (
+        f"{START}\nself.lif1._gain, x.seen, table = 1.0, 0, collections.UserDict(n=0)\n{LOOP}\n    {STEP}\n"
+        "    self.lif1._gain *= 0.9\n    x.seen += 2\n    table['n'] = 2 * table['n'] + 1\n"
+        "    mem = mem * self.lif1._gain + x.seen + table['n']\nreturn mem, self.lif1._gain, x.seen, table['n']"
     ),
     "arrays": (
         f"{START}\ntable = np.zeros((len(x), 6))\n{LOOP}\n    {STEP}\n    rec.append(spk.detach().cpu().numpy())\n"
