@@ -355,12 +355,8 @@ def choose_config(options: argparse.Namespace, saved: Optional[Dict[str, Any]]) 
     for name in [*chosen, *([] if getattr(options, absent) is None else [absent])]:
         if name not in kind.names():
             raise UsageError(f"argument {flag(name)}: not for --dataset {dataset}")
-    if kind is training.TrainConfig and "hidden" in chosen:
-        if len(chosen["hidden"]) > 1:
-            raise UsageError(f"argument --hidden: expected one number for --dataset {dataset}, got several")
+    if kind is training.TrainConfig and len(chosen.get("hidden", ())) == 1:
         (chosen["hidden"],) = chosen["hidden"]
-        if not isinstance(chosen["hidden"], int):
-            raise UsageError(f"argument --hidden: expected a number for --dataset {dataset}, got {chosen['hidden']}")
     try:
         if saved is None:
             return kind.for_dataset(**{"dataset": dataset, **chosen})

@@ -330,8 +330,6 @@ class EventConfig(Settings):
                     f"{self.grad_threshold_start:g}"
                 )
         self._check_slots()
-        if self.delay not in (0, 1) or isinstance(self.delay, bool):
-            raise ValueError(f"delay: expected 0 or 1, got {self.delay!r}")
         if self.rule is None:
             return
         if self.delay:
@@ -453,6 +451,7 @@ _ACCEPTED: _Accepted = {
         *("classes", "samples_per_class", "manifold_dim", "crop", "downsample"),
     ),
     **_numbers("an integer from 0 to 2**63 - 1", lambda value: isinstance(value, int) and 0 <= value < 2**63, "seed"),
+    **_numbers("0 or 1", lambda value: value in (0, 1), "delay"),
     **_numbers("a number above 0", lambda value: 0 < value < math.inf, "lr", "step_us"),
     **_numbers("a number from 0", lambda value: 0 <= value < math.inf, "rate_strength", "alpha"),
     **_numbers("a number from 0 to 1", lambda value: 0 <= value <= 1, "beta"),

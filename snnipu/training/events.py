@@ -1,7 +1,7 @@
 """Training on events: a :class:`snnipu.SparseNetwork`, run by one of three methods."""
 
 import itertools
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -135,7 +135,10 @@ class EventTrainer(TrainingLoop):
 
     def _batches(self, done: int) -> Iterator[Tuple[SparseSpikes, torch.Tensor]]:
         self._shares.done = done
-        for spikes, labels in self._train_loader:
+        return self._moved(self._train_loader)
+
+    def _moved(self, loader: Iterable[Any]) -> Iterator[Tuple[SparseSpikes, torch.Tensor]]:
+        for spikes, labels in loader:
             yield spikes.to(self.device), labels.to(self.device)
 
     def _part(self, x: SparseSpikes, samples: slice) -> SparseSpikes:
@@ -185,8 +188,7 @@ class EventTrainer(TrainingLoop):
             self._schedule.step()
 
     def _test_batches(self) -> Iterator[Tuple[SparseSpikes, torch.Tensor]]:
-        for spikes, labels in self._test_loader:
-            yield spikes.to(self.device), labels.to(self.device)
+        return self._moved(self._test_loader)
 
     def _scores(self, x: SparseSpikes) -> Tuple[torch.Tensor, torch.Tensor]:
         layers, dropped, stored = self._layers(x)

@@ -294,7 +294,8 @@ class TrainingLoop:
         The gradient is that of the mean over all ``batch`` samples. DistributedDataParallel averages over processes,
         whose shares may differ by a sample. A process without a share runs one sample with weight zero.
         """
-        self._counted = counted = self._share_size(batch) > 0
+        share = self.ranks.share(batch)
+        self._counted = counted = share.stop > share.start
         parts = min(self.accumulate, len(labels))
         bounds = [len(labels) * part // parts for part in range(parts + 1)]
         for part, samples in enumerate(map(slice, bounds, bounds[1:])):
@@ -321,10 +322,6 @@ class TrainingLoop:
     def _batch_size(self, index: int) -> int:
         """Return the number of samples of a batch, over all processes."""
         return min(self.config.batch_size, self.train_samples - index * self.config.batch_size)
-
-    def _share_size(self, batch: int) -> int:
-        share = self.ranks.share(batch)
-        return int(share.stop - share.start)
 
     def _share(self, indices: Any) -> Any:
         """Return this process's share of a batch's samples; the first sample if the share is empty."""

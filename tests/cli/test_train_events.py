@@ -143,7 +143,7 @@ def test_recordings_need_a_folder(capsys, dataset, tmp_path):
     --method dense | argument --method: not for --dataset digits
     --activity 0.1 | argument --activity: not for --dataset digits
     --classes 3    | argument --classes: not for --dataset digits
-    --hidden 16,16 | argument --hidden: expected one number for --dataset digits, got several
+    --hidden 16,16 | argument --hidden: expected a positive integer, got (16, 16)
     --workers 1    | argument --workers: not for --dataset digits
     """
     ),
@@ -215,7 +215,7 @@ def test_convolutions_learn(tmp_path, capsys):
         """
     --dataset randman --network conv                 | argument --network: expected fc for the data set randman
     --dataset digits --network conv                  | argument --network: not for --dataset digits
-    --dataset digits --hidden 12C5                   | argument --hidden: expected a number for --dataset digits
+    --dataset digits --hidden 12C5                   | argument --hidden: expected a positive integer, got '12C5'
     --hidden 12C5-0                                  | argument --hidden: expected a positive integer, got '0'
     --dataset nmnist --hidden 12C5                   | argument --hidden: '12C5' is a layer of network conv
     --dataset nmnist --network conv --hidden 12C5-XY | argument --hidden: 'XY' is no layer

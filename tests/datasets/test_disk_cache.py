@@ -108,13 +108,6 @@ def test_every_setting_has_a_file_of_its_own(folder):
     assert len(caches(folder)) == len({dataset.cache_folder for dataset in datasets}) == len(datasets)
 
 
-def test_settings_stay_as_they_are(folder):
-    dataset = make(folder)
-    for name in ("num_steps", "num_neurons", "step"):
-        with pytest.raises(AttributeError):
-            setattr(dataset, name, 7)
-
-
 def test_a_changed_file_is_read_again(folder):
     make(folder).preload()
     write(folder / "5.npy", 5, change=1)
