@@ -122,34 +122,45 @@ class IpuModelTarget:
 
 # ---- the library
 
-_SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
-    "version": (c_char_p, []),
-    "error": (c_char_p, []),
-    "operators": (c_char_p, []),
-    "request_new": (c_void_p, [c_char_p, c_char_p, c_int]),
-    "request_free": (None, [c_void_p]),
-    "request_input": (c_int, [c_void_p, c_char_p, POINTER(c_int64), c_int]),
-    "request_outputs": (c_int, [c_void_p, c_int]),
-    "request_int": (c_int, [c_void_p, c_char_p, c_int64]),
-    "request_float": (c_int, [c_void_p, c_char_p, c_double]),
-    "request_string": (c_int, [c_void_p, c_char_p, c_char_p]),
-    "request_ints": (c_int, [c_void_p, c_char_p, POINTER(c_int64), c_int]),
-    "request_floats": (c_int, [c_void_p, c_char_p, POINTER(c_double), c_int]),
-    "request_target": (c_int, [c_void_p, c_char_p, c_int, c_int]),
-    "request_option": (c_int, [c_void_p, c_char_p, c_char_p]),
-    "request_gradient": (c_int, [c_void_p, POINTER(c_int), c_int]),
-    "compile": (c_int, [c_void_p, POINTER(c_void_p)]),
-    "program_free": (None, [c_void_p]),
-    "outputs": (c_int, [c_void_p]),
-    "output_rank": (c_int, [c_void_p, c_int]),
-    "output_shape": (POINTER(c_int64), [c_void_p, c_int]),
-    "output_type": (c_char_p, [c_void_p, c_int]),
-    "inputs": (c_int, [c_void_p]),
-    "input_source": (c_int, [c_void_p, c_int, POINTER(c_int), POINTER(c_int)]),
-    "gradient_target": (c_int, [c_void_p, c_int]),
-    "run": (c_int, [c_void_p, POINTER(c_void_p), POINTER(c_void_p)]),
-    "report": (c_char_p, [c_void_p]),
-    "estimate": (c_char_p, [c_void_p]),
+# Arguments of the functions, by the type of their results.
+_SIGNATURES: Dict[Any, Dict[str, List[Any]]] = {
+    c_char_p: {
+        "version": [],
+        "error": [],
+        "operators": [],
+        "output_type": [c_void_p, c_int],
+        "report": [c_void_p],
+        "estimate": [c_void_p],
+    },
+    c_void_p: {
+        "request_new": [c_char_p, c_char_p, c_int],
+    },
+    None: {
+        "request_free": [c_void_p],
+        "program_free": [c_void_p],
+    },
+    c_int: {
+        "request_input": [c_void_p, c_char_p, POINTER(c_int64), c_int],
+        "request_outputs": [c_void_p, c_int],
+        "request_int": [c_void_p, c_char_p, c_int64],
+        "request_float": [c_void_p, c_char_p, c_double],
+        "request_string": [c_void_p, c_char_p, c_char_p],
+        "request_ints": [c_void_p, c_char_p, POINTER(c_int64), c_int],
+        "request_floats": [c_void_p, c_char_p, POINTER(c_double), c_int],
+        "request_target": [c_void_p, c_char_p, c_int, c_int],
+        "request_option": [c_void_p, c_char_p, c_char_p],
+        "request_gradient": [c_void_p, POINTER(c_int), c_int],
+        "compile": [c_void_p, POINTER(c_void_p)],
+        "outputs": [c_void_p],
+        "output_rank": [c_void_p, c_int],
+        "inputs": [c_void_p],
+        "input_source": [c_void_p, c_int, POINTER(c_int), POINTER(c_int)],
+        "gradient_target": [c_void_p, c_int],
+        "run": [c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
+    },
+    POINTER(c_int64): {
+        "output_shape": [c_void_p, c_int],
+    },
 }
 
 
@@ -179,9 +190,10 @@ class Library:
             raise IpuModelUnavailable(problem)
         try:
             self._library = ctypes.CDLL(str(path))
-            for name, (result, arguments) in _SIGNATURES.items():
-                function = getattr(self._library, f"snnipu_ipu_{name}")
-                function.restype, function.argtypes = result, arguments
+            for result, functions in _SIGNATURES.items():
+                for name, arguments in functions.items():
+                    function = getattr(self._library, f"snnipu_ipu_{name}")
+                    function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             raise IpuModelUnavailable(f"{path} cannot be loaded: {error}; {BUILD_HINT}") from None
         version = self.version().decode()

@@ -16,10 +16,13 @@ from snnipu.poptorch.options import Options
 _GRADIENT, _UPDATED = "Gradient___", "UpdatedVar___"
 
 
+def _input_names(inputs: int) -> List[str]:
+    return ["input" if number == 0 else f"input/{number}" for number in range(inputs)]
+
+
 def names(model: torch.nn.Module, inputs: int, training: bool) -> List[str]:
     """Return the names of the tensors that can be anchored; ``inputs`` is the number of input tensors."""
-    weights = [name for name, _ in model.named_parameters()]
-    tensors = ["input" if number == 0 else f"input/{number}" for number in range(inputs)] + weights
+    tensors = [*_input_names(inputs), *(name for name, _ in model.named_parameters())]
     if training:
         learned = [name for name, weight in model.named_parameters() if weight.requires_grad]
         tensors += ["loss", *(_GRADIENT + name for name in learned), *(_UPDATED + name for name in learned)]
@@ -44,27 +47,23 @@ class Anchors:
         }
         self._weights = dict(model.named_parameters()) if self._long_names else {}
 
+    def _add(self, place: Any, tensors: Dict[str, Any]) -> None:
+        for short, name in self._long_names.items():
+            if name in tensors:
+                self._collectors[short].add(tensors[name], *place)
+
     def add_forward(self, place: Any, inputs: List[torch.Tensor], loss: Any) -> None:
         """Keep a micro-batch's tensors; ``place`` is its device iteration, accumulation step and replica."""
-        for short, name in self._long_names.items():
-            if name == "loss":
-                self._collectors[short].add(loss, *place)
-            elif name == "input" or name.startswith("input/"):
-                self._collectors[short].add(inputs[int(name[6:] or 0)], *place)
-            elif name in self._weights:
-                self._collectors[short].add(self._weights[name], *place)
+        self._add(place, {**dict(zip(_input_names(len(inputs)), inputs)), **self._weights, "loss": loss})
 
     def add_gradients(self, place: Any, gradients: Dict[Any, torch.Tensor]) -> None:
-        for short, name in self._long_names.items():
-            if name.startswith(_GRADIENT):
-                weight = self._weights[name[len(_GRADIENT) :]]
-                gradient = gradients.get(weight)
-                self._collectors[short].add(torch.zeros_like(weight) if gradient is None else gradient, *place)
+        weights = self._weights.items()
+        self._add(
+            place, {_GRADIENT + name: gradients.get(weight, torch.zeros_like(weight)) for name, weight in weights}
+        )
 
     def add_updates(self, place: Any) -> None:
-        for short, name in self._long_names.items():
-            if name.startswith(_UPDATED):
-                self._collectors[short].add(self._weights[name[len(_UPDATED) :]], *place)
+        self._add(place, {_UPDATED + name: weight for name, weight in self._weights.items()})
 
     def result(self) -> Dict[str, torch.Tensor]:
         return {short: collector.result() for short, collector in self._collectors.items()}

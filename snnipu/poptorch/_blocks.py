@@ -3,6 +3,7 @@
 Annotations do not change results. The host checks their arguments; the execution strategy records the blocks.
 """
 
+import contextlib
 from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar, Union
 
 import torch
@@ -136,7 +137,7 @@ def module_repr(module: torch.nn.Module) -> str:
     return "\n".join([*lines, *blocks])
 
 
-class Attribute:
+class Attribute(contextlib.nullcontext):  # type: ignore[type-arg]
     """A context that gives operators PopART attributes; no effect on the host.
 
     Args:
@@ -146,15 +147,10 @@ class Attribute:
     def __init__(self, **kwargs: Dict[str, Any]) -> None:
         for name, values in kwargs.items():
             _errors.check_type(values, f"Attribute: {name}", dict, "a dict")
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exc_info: Any) -> None:
-        pass
+        super().__init__()
 
 
-class NameScope:
+class NameScope(contextlib.nullcontext):  # type: ignore[type-arg]
     """A context that prefixes the names of operators; no effect on the host.
 
     Args:
@@ -162,13 +158,8 @@ class NameScope:
     """
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = _errors.check_str(name, "NameScope: name")
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exc_info: Any) -> None:
-        pass
 
 
 _Types = Union[torch.dtype, Sequence[torch.dtype]]

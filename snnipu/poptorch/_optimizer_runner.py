@@ -10,9 +10,9 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 import torch
 
 from snnipu.poptorch import optim
-from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_type
+from snnipu.poptorch._errors import Error, InvalidArgument, check_type
 from snnipu.poptorch._logging import logger
-from snnipu.poptorch._optimizer_state import Divisors
+from snnipu.poptorch._optimizer_state import Divisors, kind_of
 from snnipu.poptorch.enums import MeanReductionStrategy, ReductionType
 from snnipu.poptorch.options import Options
 
@@ -34,24 +34,16 @@ _COMPILED_IN = (
 )  # fmt: skip
 
 
-def _kind(optimizer: Any) -> str:
-    if isinstance(optimizer, optim.LAMB):
-        return "LAMB"
-    # AdamW before Adam: it is a subclass of Adam in later versions of PyTorch.
-    for name in ("SGD", "AdamW", "Adam", "RMSprop"):
-        if isinstance(optimizer, getattr(torch.optim, name)):
-            return name
-    raise InvalidType(
-        f"optimizer: {type(optimizer).__name__} is not one that PopTorch supports: use SGD, Adam, AdamW or RMSprop of "
-        "torch.optim or poptorch.optim, or poptorch.optim.LAMB"
-    )
+def _accumulates_in_half(optimizer: Any) -> bool:
+    half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
+    return half and not getattr(optimizer, "use_combined_accum", False)
 
 
 class _Hyperparameters:
     """The hyperparameters of an optimizer at one moment."""
 
     def __init__(self, optimizer: Any) -> None:
-        self.kind = _kind(optimizer)
+        self.kind = kind_of(optimizer)
         self.groups: List[Dict[str, Any]] = [
             {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
         ]
@@ -137,10 +129,9 @@ class OptimizerRunner:
 
     def _choose_reduction(self, optimizer: Any, compiled: bool) -> None:
         """Switch to the running mean if gradients accumulate in half, as PopTorch does."""
-        half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
         training = self._options.Training
         running = training.meanAccumulationAndReplicationReductionStrategy == MeanReductionStrategy.Running
-        if not half or running or getattr(optimizer, "use_combined_accum", False):
+        if running or not _accumulates_in_half(optimizer):
             return
         if compiled:
             raise InvalidArgument(
@@ -205,9 +196,7 @@ class OptimizerRunner:
     @property
     def accumulates_in_half(self) -> bool:
         """True if gradients of several micro-batches are accumulated in float16."""
-        half = getattr(self.optimizer, "accum_type", torch.float32) == torch.float16
-        combined = getattr(self.optimizer, "use_combined_accum", False)
-        return bool(half and not combined and self._options.Training.gradient_accumulation > 1)
+        return self._options.Training.gradient_accumulation > 1 and _accumulates_in_half(self.optimizer)
 
     def _warn_of_overflow(self, gradients: Dict[torch.nn.Parameter, torch.Tensor]) -> None:
         key = (-1, "loss_scaling")

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 import torch
 
-from snnipu.poptorch._errors import InvalidArgument, check_tensor
+from snnipu.poptorch._errors import InvalidArgument, InvalidType, check_tensor
 
 _STATE = ("Accl1", "Accl2", "Accl3", "Accl", "Step", "Accum")
 _PARAMETERS = (
@@ -62,9 +62,18 @@ def check_names(state: Dict[str, Any], parameters: Dict[str, Any]) -> None:
             raise InvalidArgument(f"load_state_dict: unknown entry {name!r} of 'ipu_param'")
 
 
-def _kind(optimizer: Any) -> str:
-    names = [base.__name__ for base in type(optimizer).__mro__]
-    return next(name for name in ("SGD", "RMSprop", "LAMB", "AdamW", "Adam") if name in names)
+def kind_of(optimizer: Any) -> str:
+    """Return the kind of an optimizer; raise ``poptorch.Error`` for a kind that PopTorch lacks."""
+    if "max_weight_norm" in optimizer.defaults:
+        return "LAMB"
+    # AdamW before Adam: it is a subclass of Adam in later versions of PyTorch.
+    for name in ("SGD", "AdamW", "Adam", "RMSprop"):
+        if isinstance(optimizer, getattr(torch.optim, name)):
+            return name
+    raise InvalidType(
+        f"optimizer: {type(optimizer).__name__} is not one that PopTorch supports: use SGD, Adam, AdamW or RMSprop of "
+        "torch.optim or poptorch.optim, or poptorch.optim.LAMB"
+    )
 
 
 class _Accumulator(NamedTuple):
@@ -81,7 +90,7 @@ def _needs_momentum(optimizer: Any, group: Dict[str, Any], name: str) -> bool:
 
 
 def _accumulators(optimizer: Any, group: Dict[str, Any]) -> List[_Accumulator]:
-    kind = _kind(optimizer)
+    kind = kind_of(optimizer)
     if kind == "SGD":
         if not _needs_momentum(optimizer, group, "momentum"):
             return []
@@ -130,7 +139,7 @@ def read(optimizer: Any, names: Dict[int, str]) -> Dict[str, torch.Tensor]:
                 )
                 if accumulator.ipu == "Accl":
                     value = (group["momentum"] * value + _decay_in_accl(group, weight)) * group["velocity_scaling"]
-                elif _kind(optimizer) == "SGD":
+                elif kind_of(optimizer) == "SGD":
                     value = value * optimizer.loss_scaling
                 state[f"{accumulator.ipu}___{names[id(weight)]}"] = value.to(accumulator.dtype, copy=True)
     return state
@@ -158,7 +167,7 @@ def write(optimizer: Any, names: Dict[int, str], state: Dict[str, torch.Tensor],
                 loaded = True
                 entry[accumulator.host] = _host_value(optimizer, group, accumulator, weight, key, state[key])
             if loaded:
-                if _kind(optimizer) != "SGD":
+                if kind_of(optimizer) != "SGD":
                     entry.setdefault("step", before.get("step", torch.tensor(0.0)))
                 optimizer.state[weight] = entry
             elif before:
@@ -186,7 +195,7 @@ def _host_value(
         if not group["momentum"]:
             return torch.zeros_like(value)
         return (value / group["velocity_scaling"] - _decay_in_accl(group, weight)) / group["momentum"]
-    if _kind(optimizer) == "SGD":
+    if kind_of(optimizer) == "SGD":
         return value / optimizer.loss_scaling
     return value
 
@@ -204,7 +213,7 @@ _HYPERPARAMETERS: Dict[str, Dict[str, Tuple[str, ...]]] = {
 
 def _hyperparameters(optimizer: Any, group: Dict[str, Any], divisors: Divisors) -> List[Tuple[Any, ...]]:
     """Return the hyperparameters of a group: PopART's name, the value, and the attributes from which it is computed."""
-    kind = _kind(optimizer)
+    kind = kind_of(optimizer)
     if kind != "SGD":
         return [
             (name, number, attribute)

@@ -1,11 +1,11 @@
 """Structures of tensors: tuples, lists, dictionaries and registered types, flattened and rebuilt in order."""
 
 import abc
-from typing import Any, Callable, Dict, Iterator, List, Optional, Type
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type
 
 import torch
 
-from snnipu.poptorch._errors import check_type
+from snnipu.poptorch._errors import Error, check_tensor, check_type
 
 
 class ICustomArgParser(abc.ABC):
@@ -84,6 +84,19 @@ def _same_mapping(structure: Any, values: Dict[Any, Any]) -> Any:
         return type(structure)(values)
     except TypeError:  # a mapping built from keyword arguments, such as a dataclass
         return type(structure)(**values)
+
+
+def check_like(function: str, like: str, expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> None:
+    """Raise ``poptorch.Error`` unless a function's outputs equal the tensors ``like`` in number, shape and type."""
+    if len(got) != len(expected):
+        raise Error(f"{function}: expected {len(expected)} outputs, as {like}, got {len(got)}")
+    for number, (old, new) in enumerate(zip(expected, got)):
+        check_tensor(new, f"{function}: output {number}")
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise Error(
+                f"{function}: output {number} must be {tuple(old.shape)} {old.dtype}, as {like}[{number}], "
+                f"got {tuple(new.shape)} {new.dtype}"
+            )
 
 
 def map_tensors(structure: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

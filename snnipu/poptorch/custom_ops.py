@@ -12,6 +12,7 @@ from snnipu.backends import popart
 from snnipu.backends.popart import DOMAIN
 from snnipu.poptorch import _tracing
 from snnipu.poptorch._errors import Error, InvalidArgument, InvalidType, check_int, check_str, check_tensor, check_type
+from snnipu.poptorch._structure import check_like
 
 # (inputs, attributes) -> outputs
 HostImplementation = Callable[[List[torch.Tensor], Dict[str, Any]], Sequence[torch.Tensor]]
@@ -104,12 +105,5 @@ def custom_op(
     outputs = hook(name, domain, domain_version, list(inputs), checked) if hook is not None else None
     if outputs is None:
         outputs = list(_implementation(name, domain, domain_version)(list(inputs), checked))
-    if len(outputs) != len(example_outputs):
-        raise Error(f"custom_op: {domain}.{name} has {len(outputs)} outputs, example_outputs {len(example_outputs)}")
-    for number, (output, example) in enumerate(zip(outputs, example_outputs)):
-        if output.shape != example.shape or output.dtype != example.dtype:
-            raise Error(
-                f"custom_op: output {number} of {domain}.{name} is {tuple(output.shape)} {output.dtype}, "
-                f"example_outputs[{number}] {tuple(example.shape)} {example.dtype}"
-            )
+    check_like(f"custom_op: {domain}.{name}", "example_outputs", example_outputs, outputs)
     return outputs

@@ -5,7 +5,7 @@
 
 import builtins
 import sys
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List
 
 import numpy
 import torch
@@ -32,7 +32,7 @@ from snnipu.poptorch._errors import (
     check_type,
     not_available,
 )
-from snnipu.poptorch._structure import map_tensors
+from snnipu.poptorch._structure import check_like, map_tensors
 from snnipu.poptorch.custom_ops import custom_op
 from snnipu.poptorch.enums import MatMulSerializationMode, OverlapMode
 
@@ -103,21 +103,9 @@ def for_loop(count: int, body: Callable[..., Any], inputs: List[torch.Tensor]) -
     for _ in range(count):
         outputs = body(*state)
         new = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-        _check_same_signature("for_loop: body", state, new)
+        check_like("for_loop: body", "inputs", state, new)
         state = new
     return state
-
-
-def _check_same_signature(function: str, expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> None:
-    if len(got) != len(expected):
-        raise Error(f"{function} must return as many tensors as it takes: takes {len(expected)}, returned {len(got)}")
-    for number, (old, new) in enumerate(zip(expected, got)):
-        check_tensor(new, f"{function}: output {number}")
-        if new.shape != old.shape or new.dtype != old.dtype:
-            raise Error(
-                f"{function}: output {number} must be like input {number}, {tuple(old.shape)} {old.dtype}, "
-                f"got {tuple(new.shape)} {new.dtype}"
-            )
 
 
 def _only_in_inference(function: str) -> None:

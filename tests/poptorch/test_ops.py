@@ -122,7 +122,7 @@ def test_loops_repeat_their_body_on_copies():
 for_loop(2, lambda y: y, x) | ValueError: for_loop: inputs: expected a list of tensors, got .* of type Tensor
 for_loop(2, lambda y: y, [x, 5]) | ValueError: for_loop: inputs\[1\]: expected a torch.Tensor, got 5 of type int
 for_loop(2.0, lambda y: y, [x]) | ValueError: for_loop: count: expected an int
-for_loop(2, lambda y: (y, y), [x]) | Error: takes 1, returned 2
+for_loop(2, lambda y: (y, y), [x]) | Error: for_loop: body: expected 1 outputs, as inputs, got 2
 for_loop(2, lambda y: y[:1], [x]) | Error: output 0 .* got \(1, 3\)
 for_loop(2, lambda y: y.half(), [x]) | Error: got .* torch.float16
 cond(x.sum() > 0, abs, x, abs, [x]) | ValueError: cond: then_inps: expected a list of tensors, got .* of type Tensor
@@ -222,9 +222,9 @@ custom([X, X], {3: 1.0}) | Error: attribute names: expected a str, got 3
 custom([X, X], {"scale": "ä"}) | Error: attributes are ASCII, got 'ä'
 custom([X, X], name="Cube") | Error: no operator 'Cube' of domain 'test\.domain', version 1
 custom([X, X], {"scale": 1.0}, version=2) | Error: no operator 'ScaledAdd' of domain 'test\.domain', version 2
-custom([X, X], {"scale": 1.0}, [X]) | Error: has 2 outputs, example_outputs 1
-custom([X, X], {"scale": 1.0}, [X, X[0, :1]]) | Error: output 1 of .* is \(2, 3\) torch.float32,
-    example_outputs\[1\] \(1,\)
+custom([X, X], {"scale": 1.0}, [X]) | Error: expected 1 outputs, as example_outputs, got 2
+custom([X, X], {"scale": 1.0}, [X, X[0, :1]]) | Error: output 1 must be \(1,\) torch.float32,
+    as example_outputs\[1\], got \(2, 3\) torch.float32
 custom([X, 1]) | Error: inputs\[1\]: expected a torch.Tensor, got 1 of type int
 """)
 def test_wrong_custom_operators_are_named(scaled_add, row):
