@@ -235,14 +235,7 @@ class Plan:
             "problems": list(self.problems),
             "notes": list(self.notes),
             "layers": [
-                {
-                    "layer": layer.layer,
-                    "first_tile": layer.first_tile,
-                    "neurons": _runs(layer.neurons),
-                    "groups": _runs(layer.groups),
-                    "first_selection_tile": layer.first_selection_tile,
-                    "rows": _runs(layer.rows),
-                }
+                {**vars(layer), **{name: _runs(getattr(layer, name)) for name in ("neurons", "groups", "rows")}}
                 for layer in self.layers
             ],
         }
@@ -275,14 +268,7 @@ class Plan:
             name: tuple(value) if isinstance(value, list) else value for name, value in document["network"].items()
         }
         layers = tuple(
-            LayerPlan(
-                layer["layer"],
-                layer["first_tile"],
-                _unrolled(layer["neurons"]),
-                _unrolled(layer["groups"]) if "groups" in layer else (network["batch_size"],),
-                layer["first_selection_tile"],
-                _unrolled(layer["rows"]),
-            )
+            LayerPlan(**{**layer, **{name: _unrolled(layer[name]) for name in ("neurons", "groups", "rows")}})
             for layer in document["layers"]
         )
         plan = cls(BaseNetworkSpec(**network), Target(**document["target"]), document["ipus"], layers)

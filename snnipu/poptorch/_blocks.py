@@ -4,13 +4,14 @@ Annotations do not change results. The host checks their arguments; the executio
 """
 
 import contextlib
-from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, Dict, Optional, TypeVar
 
 import torch
 
 from snnipu.poptorch import _errors
 from snnipu.poptorch._errors import InvalidArgument
 from snnipu.poptorch._execution import StageManager
+from snnipu.poptorch._options_base import Check, OptionRow, OptionsDict, member_of
 from snnipu.poptorch.enums import MultiConvPlanType
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -162,50 +163,51 @@ class NameScope(contextlib.nullcontext):  # type: ignore[type-arg]
         self.name = _errors.check_str(name, "NameScope: name")
 
 
-_Types = Union[torch.dtype, Sequence[torch.dtype]]
+def _check_partials(value: Any, name: str) -> Any:
+    if value not in (torch.float32, torch.float16):
+        raise InvalidArgument(f"{name}: Invalid partials types. Expected torch.float or torch.half, got {value!r}")
+    return value
 
 
-class MultiConv:
+def _each(check: Check) -> Check:
+    """Return the check of one value for all convolutions, or of a list with one value per convolution."""
+
+    def check_values(value: Any, name: str) -> Any:
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not values:
+            raise InvalidArgument(f"{name}: expected at least one value")
+        return tuple(check(element, name) for element in values if element is not None)
+
+    return check_values
+
+
+class MultiConv(OptionsDict):
     """A context whose convolutions an IPU plans together; no effect on the host.
 
     Every setter returns self, and takes one value for all convolutions or a list with one value per convolution.
     """
 
     _active = False
-
-    def __init__(self) -> None:
-        self._settings: Dict[str, Any] = {}
-
-    def availableMemoryProportions(self, value: Union[float, Sequence[float]]) -> "MultiConv":
-        """Set the share of tile memory that a convolution may use for temporary data, between 0 and 1."""
-        return self._keep("availableMemoryProportions", value, _errors.check_fraction)
-
-    def partialsTypes(self, value: _Types) -> "MultiConv":
-        """Choose the format of partial sums: ``torch.float`` or ``torch.half``."""
-        return self._keep("partialsTypes", value, _check_partials)
-
-    def enableConvDithering(self, value: Union[bool, Sequence[bool]]) -> "MultiConv":
-        """Spread each convolution over tiles."""
-        return self._keep("enableConvDithering", value, _errors.check_bool)
-
-    def planType(self, value: MultiConvPlanType) -> "MultiConv":
-        """Run the convolutions in parallel or one after another."""
-        return self._keep("planType", value, lambda v, name: _errors.check_enum(v, name, MultiConvPlanType))
-
-    def perConvReservedTiles(self, value: int) -> "MultiConv":
-        """Set the number of tiles to reserve for each convolution."""
-        return self._keep("perConvReservedTiles", value, _errors.check_int)
-
-    def cycleBackOff(self, value: float) -> "MultiConv":
-        """Set PopLibs' ``cycleBackOff``: the share of cycles to give up for memory, between 0 and 1."""
-        return self._keep("cycleBackOff", value, _errors.check_fraction)
-
-    def _keep(self, name: str, value: Any, check: Callable[[Any, str], Any]) -> "MultiConv":
-        values: List[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
-        if not values:
-            raise InvalidArgument(f"MultiConv.{name}: expected at least one value")
-        self._settings[name] = tuple(check(element, f"MultiConv.{name}") for element in values if element is not None)
-        return self
+    _prefix = "MultiConv."
+    _table = tuple(
+        OptionRow(name, "value", doc=doc, convert=_each(check), stored_as=name)
+        for name, check, doc in (
+            (
+                "availableMemoryProportions",
+                _errors.check_fraction,
+                "Set the share of tile memory that a convolution may use for temporary data, between 0 and 1.",
+            ),
+            ("partialsTypes", _check_partials, "Choose the format of partial sums: ``torch.float`` or ``torch.half``."),
+            ("enableConvDithering", _errors.check_bool, "Spread each convolution over tiles."),
+            ("planType", member_of(MultiConvPlanType), "Run the convolutions in parallel or one after another."),
+            ("perConvReservedTiles", _errors.check_int, "Set the number of tiles to reserve for each convolution."),
+            (
+                "cycleBackOff",
+                _errors.check_fraction,
+                "Set PopLibs' ``cycleBackOff``: the share of cycles to give up for memory, between 0 and 1.",
+            ),
+        )
+    )
 
     def __enter__(self) -> None:
         if MultiConv._active:
@@ -214,9 +216,3 @@ class MultiConv:
 
     def __exit__(self, *exc_info: Any) -> None:
         MultiConv._active = False
-
-
-def _check_partials(value: Any, name: str) -> Any:
-    if value not in (torch.float32, torch.float16):
-        raise InvalidArgument(f"{name}: Invalid partials types. Expected torch.float or torch.half, got {value!r}")
-    return value
