@@ -14,6 +14,7 @@ from torch import nn
 
 from snnipu._extras import LEAST_NIR, require
 from snnipu._nir_table import LOOP, RESET, TABLE, NirSettings
+from snnipu.convert import deep_copy
 from snnipu.import_nir import DEFAULT_DT
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons.delay_linear import DelayLinear
@@ -100,8 +101,9 @@ def _chain(module: nn.Module, sample: torch.Tensor) -> List[_Observed]:
 
 
 def _trace(module: nn.Module, sample: torch.Tensor, arguments: Sequence[Any]) -> List[_Observed]:
-    """Run a forward pass, and return the first call of each module."""
+    """Run a forward pass of a copy, and return the first call of each module."""
     observed: List[_Observed] = []
+    module, _ = deep_copy(module, "export_to_nir")
     names = {part: name for name, part in module.named_modules() if _is_leaf(part)}
     for part in list(names):
         for child in part.children():  # modules inside a neuron
@@ -114,17 +116,10 @@ def _trace(module: nn.Module, sample: torch.Tensor, arguments: Sequence[Any]) ->
             raise _unsupported(names[part], part, "it takes no tensor")
         observed.append((names[part], part, inputs[0], out))
 
-    states = [(values, values.copy()) for part in module.modules() for values in (part.__dict__, part._buffers)]
-    handles = [part.register_forward_hook(observe) for part in names]
-    try:
-        with torch.no_grad():
-            module(sample, *arguments)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for values, before in states:
-            values.clear()
-            values.update(before)
+    for part in names:
+        part.register_forward_hook(observe)
+    with torch.no_grad():
+        module(sample, *arguments)
     order = [name for name, *_ in observed]
     first = list(dict.fromkeys(order))
     if not first:

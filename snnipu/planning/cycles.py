@@ -145,14 +145,19 @@ def value_gradient(rows: int, slots: float, lanes: int) -> float:
     return multi_vertex(9 + sums + share(rows) * slots * 2)
 
 
+def _over_elements(elements: int, start: int, each: int) -> float:
+    """Return the cycles of a vertex with ``start`` instructions, and ``each`` instructions for an element."""
+    return multi_vertex(start + share(elements) * each) if elements else 0.0
+
+
 def slot_sum(elements: int, partials: int) -> float:
     """Return the cycles of ``SumSlots``: the sum of ``partials`` arrays of ``elements`` floats."""
-    return multi_vertex(7 + share(elements) * (8 + partials * 5)) if elements else 0.0
+    return _over_elements(elements, 7, 8 + partials * 5)
 
 
 def elementwise(elements: int, instructions: int) -> float:
     """Return the cycles of an elementwise vertex: ``LoadStep``, ``StoreStep`` or ``FloatsOfIds``."""
-    return multi_vertex(4 + share(elements) * instructions) if elements else 0.0
+    return _over_elements(elements, 4, instructions)
 
 
 # Most tiles whose partial sums are added in one stage; csrc/graph/sparse_network.cpp has the same number.
@@ -166,7 +171,7 @@ def cluster(tiles: int) -> int:
 
 def row_sum(elements: int, rows: int) -> float:
     """Return the cycles of ``SumRows``: the sum of ``rows`` arrays of ``elements`` floats."""
-    return multi_vertex(5 + share(elements) * (6 + rows * 5)) if elements else 0.0
+    return _over_elements(elements, 5, 6 + rows * 5)
 
 
 def zero(elements: int) -> float:

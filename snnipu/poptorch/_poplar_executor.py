@@ -118,9 +118,6 @@ class PoplarExecutor:
         self._tensors_of_call = 1, 1
         self._anchored: Dict[str, torch.Tensor] = {}
         self._attached = False
-        self._module_modes: List[Tuple[torch.nn.Module, bool]] = []
-        self._needs_mode = True
-        self._loss_position: Dict[int, int] = {}
         self._ipu_model = IpuModelRunner(self._user_model) if uses_ipu_model(self._options) else None
         self._compilation_time = datetime.timedelta()
         # The times at which the device iterations of the last call read inputs and returned outputs.
@@ -271,9 +268,6 @@ class PoplarExecutor:
             torch.manual_seed(self._options.random_seed)
         for hook in list(self._precompile_hooks.values()):
             hook()
-        self._module_modes = [(module, module.training) for module in self._model.modules()]
-        self._needs_mode = True
-        self._loss_position = {}
         spec = inputs.spec()
         self._watch_model()
         named = set(self._options._Popart.options.get("updatableNamedBuffers", ()))
@@ -296,6 +290,9 @@ class PoplarExecutor:
         self._attached = self._options.connection_type != ConnectionType.Never
 
     def _watch_model(self) -> None:
+        self._module_modes = [(module, module.training) for module in self._model.modules()]
+        self._needs_mode = True
+        self._loss_position: Dict[int, int] = {}
         self._watch = ModelWatch(self._model, self._options)
         self._attributes = CompiledAttributes(self._model)
         self._replicas = ReplicaBuffers(self._model, self._options.replication_factor)
@@ -464,7 +461,6 @@ class PoplarExecutor:
         """Discard the compiled model and unwrap the user's model, which can then be wrapped again."""
         self._executable = None
         self._attached = False
-        self._module_modes = []
         if self._training:
             unwrapIfWrapped(self._user_model)
 
@@ -519,7 +515,6 @@ class PoplarExecutor:
         data = _storage.read(filename)
         self._executable = data["inputs"]
         self._watch_model()
-        self._module_modes = [(module, module.training) for module in self._model.modules()]
         self._attached = self._options.connection_type != ConnectionType.Never
 
     # Measurements.
