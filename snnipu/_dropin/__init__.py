@@ -4,7 +4,6 @@
 """
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
@@ -12,37 +11,29 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, Iterable, List, Optional, Sequence
 
-from snnipu._names import AliasLoader, PoptorchStandIn, is_installed, provides_poptorch
+from snnipu._names import AliasFinder, PoptorchStandIn, is_installed, provides_poptorch
 
 # Folder from which child processes import ``poptorch`` and ``popdist``; see its docstring.
 CHILDREN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "children")
 
 
-def _alias(name: str, target: str) -> importlib.machinery.ModuleSpec:
-    return importlib.machinery.ModuleSpec(name, AliasLoader(target), is_package=True)
-
-
 _PROVIDED = ("poptorch", "popdist", "popart")
 
 
-class _PoptorchFinder(PoptorchStandIn):
-    """A finder that maps ``poptorch`` and its submodules to those of snnipu; likewise ``popdist`` and ``popart``."""
-
-    def find_spec(
-        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
-    ) -> Optional[importlib.machinery.ModuleSpec]:
-        top = fullname.partition(".")[0]
-        if top not in _PROVIDED or is_installed(top):
-            return None
-        name = "snnipu." + fullname
-        exists = name in sys.modules or importlib.util.find_spec(name) is not None
-        return _alias(fullname, name) if exists else None
+def _poptorch_module(fullname: str) -> Optional[str]:
+    """Return ``snnipu.poptorch.x`` for ``poptorch.x``; likewise for ``popdist`` and ``popart``."""
+    top = fullname.partition(".")[0]
+    if top not in _PROVIDED or is_installed(top):
+        return None
+    name = "snnipu." + fullname
+    return name if name in sys.modules or importlib.util.find_spec(name) is not None else None
 
 
-class _SnntorchFinder(importlib.abc.MetaPathFinder):
+class _SnntorchFinder(AliasFinder):
     """A finder for ``snntorch.x``: snnipu's module ``x`` if snnipu has a file for it, else snnTorch's."""
 
     def __init__(self, real: ModuleType) -> None:
+        super().__init__(_snnipu_module)
         self._roots: Dict[str, Iterable[str]] = {"snntorch": list(real.__path__)}
 
     def find_spec(
@@ -50,8 +41,7 @@ class _SnntorchFinder(importlib.abc.MetaPathFinder):
     ) -> Optional[importlib.machinery.ModuleSpec]:
         if not fullname.startswith("snntorch."):
             return None
-        ours = _snnipu_module(fullname)
-        return _alias(fullname, ours) if ours is not None else self._real_spec(fullname)
+        return super().find_spec(fullname, path, target) or self._real_spec(fullname)
 
     def _real_spec(self, fullname: str) -> Optional[importlib.machinery.ModuleSpec]:
         parent = fullname.rpartition(".")[0]
@@ -82,7 +72,7 @@ def provide_poptorch() -> None:
     This also holds in processes that multiprocessing starts from this one.
     """
     if not is_installed("poptorch") and not provides_poptorch():
-        sys.meta_path.insert(0, _PoptorchFinder())
+        sys.meta_path.insert(0, PoptorchStandIn(_poptorch_module))
     if provides_poptorch() and CHILDREN not in sys.path:
         sys.path.append(CHILDREN)
 

@@ -9,7 +9,7 @@ import importlib.machinery
 import os
 import sys
 from types import ModuleType
-from typing import Optional
+from typing import Callable, Optional, Sequence
 
 from snnipu._extras import require
 
@@ -34,8 +34,25 @@ class AliasLoader(importlib.abc.Loader):
         sys.modules[module.__name__] = importlib.import_module(self._target)
 
 
-class PoptorchStandIn(importlib.abc.MetaPathFinder):
-    """Base class of the finder of ``snnipu._dropin``, which provides ``poptorch`` if it is not installed."""
+class AliasFinder(importlib.abc.MetaPathFinder):
+    """A finder that imports another module in place of the requested one.
+
+    Args:
+        target_of: a function from the requested name to the name of the other module; None: there is none.
+    """
+
+    def __init__(self, target_of: Callable[[str], Optional[str]]) -> None:
+        self._target_of = target_of
+
+    def find_spec(
+        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        name = self._target_of(fullname)
+        return None if name is None else importlib.machinery.ModuleSpec(fullname, AliasLoader(name), is_package=True)
+
+
+class PoptorchStandIn(AliasFinder):
+    """The finder of ``snnipu._dropin``, which provides ``poptorch`` if it is not installed."""
 
 
 def is_installed(name: str) -> bool:

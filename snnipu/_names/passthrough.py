@@ -5,17 +5,15 @@ snnipu's modules take precedence.
 """
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional
 
 import snntorch
 
-from snnipu._names import AliasLoader
+from snnipu._names import AliasFinder
 
 PREFIX = "snnipu."
 
@@ -36,20 +34,18 @@ def _is_snnipu_module(fullname: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-class PassthroughFinder(importlib.abc.MetaPathFinder):
-    def find_spec(
-        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
-    ) -> Optional[importlib.machinery.ModuleSpec]:
-        if not fullname.startswith(PREFIX) or _is_snnipu_module(fullname):
-            return None
-        theirs = snntorch_module_name(fullname)
-        return None if theirs is None else importlib.machinery.ModuleSpec(fullname, AliasLoader(theirs))
+def _target_of(fullname: str) -> Optional[str]:
+    is_ours = not fullname.startswith(PREFIX) or _is_snnipu_module(fullname)
+    return None if is_ours else snntorch_module_name(fullname)
+
+
+_FINDER = AliasFinder(_target_of)
 
 
 def install() -> None:
     """Put the finder first on ``sys.meta_path``, once. Python's path finder would load a second copy of a module."""
-    if not any(isinstance(finder, PassthroughFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, PassthroughFinder())
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
 
 
 def resolve(name: str) -> Any:
