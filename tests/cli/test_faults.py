@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from support.commands import python, read_json, read_up_to, refusal, words
+from support.commands import read_up_to, refusal, words
 from support.tables import cells_of
 
 from snnipu import _files, cli, training
@@ -205,34 +205,3 @@ def test_two_runs_of_one_checkpoint(command, capsys, tmp_path):
     assert first.returncode == 143
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
     assert training.load_checkpoint(tmp_path / "run.pt")["history"]
-
-
-DIE = """
-import os, signal, sys
-from snnipu import _files, cli
-fsync, calls = os.fsync, []
-
-def die(*arguments):
-    calls.append(1)
-    if len(calls) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return fsync(*arguments)
-
-_files.os.fsync = die
-cli.main(sys.argv[1:])
-"""
-
-
-@pytest.mark.slow
-def test_killed_while_it_writes_a_checkpoint(repository, tmp_path, capsys):
-    """The process dies while it writes the third epoch; the run resumes from the second."""
-    pytest.importorskip("sklearn")
-    arguments = words(SMALL, "--epochs 4 --checkpoint run.pt")
-    python("-c", DIE, *arguments, status=-signal.SIGKILL, env={"PYTHONPATH": str(repository)})
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert [name.rpartition(".")[2] for name in left] == ["tmp", "lock", "pt"]
-    assert len(training.load_checkpoint(tmp_path / "run.pt")["history"]) == 2
-    assert run("train --resume --checkpoint run.pt --json report.json") == 0
-    assert "resumed after epoch 2" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "run.pt"]
-    assert read_json(tmp_path / "report.json")["epochs_done"] == 4
