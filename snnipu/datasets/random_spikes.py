@@ -6,7 +6,8 @@ from typing import Optional
 import torch
 
 from snnipu._checks import check_int
-from snnipu.ops._slots import check_max_spikes, overflow_code, select_events
+from snnipu.ops._events import spikes_in_cells
+from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.spikes import SparseSpikes, check_num_neurons
 
 
@@ -42,7 +43,7 @@ def random_spikes(
     if not 0 <= activity <= 1:
         raise ValueError(f"activity must be from 0 to 1, got {activity!r}")
     check_max_spikes(max_spikes)
-    rotate = overflow_code(overflow)
+    overflow_code(overflow)
     rows = num_steps * batch_size
     # The cells of [T * B, N] that spike or, if these are fewer, the cells that do not.
     if exact:
@@ -52,11 +53,7 @@ def random_spikes(
         cells = _independent(rows * num_neurons, min(activity, 1 - activity), generator)
     if activity > 0.5:
         cells = _others(cells, rows * num_neurons)
-    row, unit = torch.div(cells, num_neurons, rounding_mode="floor"), cells % num_neurons
-    ids, slots, counts, dropped = select_events(row, unit, num_steps, batch_size, num_neurons, max_spikes, rotate)
-    values = torch.zeros(ids.shape)
-    values.view(-1)[slots[slots >= 0]] = 1
-    return SparseSpikes._trusted(ids, values, counts, num_neurons, dropped)
+    return spikes_in_cells(cells.numpy(), None, num_steps, batch_size, num_neurons, max_spikes, overflow)
 
 
 def _exact(rows: int, neurons: int, total: int, generator: Optional[torch.Generator]) -> torch.Tensor:

@@ -5,7 +5,7 @@ from typing import Any, Optional, Tuple
 import numpy as np
 import torch
 
-from snnipu.ops._slots import check_max_spikes, overflow_code, select_events
+from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.spikes import SparseSpikes, check_num_neurons
 
 _INT64 = np.iinfo(np.int64)
@@ -34,7 +34,7 @@ def bin_events(
     for name, value, allowed in (("values", values, ("binary", "count")), ("outside", outside, ("raise", "drop"))):
         if value not in allowed:
             raise ValueError(f"{name} must be {allowed[0]!r} or {allowed[1]!r}, got {value!r}")
-    rotate = overflow_code(overflow)
+    overflow_code(overflow)
     check_max_spikes(max_spikes)
     when = _array("times", times, integer=False)
     unit = _array("units", units, integer=True)
@@ -66,36 +66,40 @@ def bin_events(
     if sample is not None:
         row = row + sample
     cells, number = _tally(row * num_neurons + unit, values == "count")
+    return spikes_in_cells(cells, number, num_steps, batch_size, num_neurons, max_spikes, overflow, left_out)
 
+
+def spikes_in_cells(
+    cells: np.ndarray,
+    values: Optional[np.ndarray],
+    num_steps: int,
+    batch_size: int,
+    num_neurons: int,
+    max_spikes: Optional[int],
+    overflow: str,
+    outside: int = 0,
+) -> SparseSpikes:
+    """Return spikes in sorted cells of ``[T, B, N]``, each cell once; ``values`` None: all values are 1."""
     rows = num_steps * batch_size
     begin = np.searchsorted(cells, np.arange(rows + 1) * num_neurons)
     row_lengths = np.diff(begin)
-    row = np.repeat(np.arange(rows), row_lengths)
-    unit = cells - row * num_neurons
     most = int(row_lengths.max()) if rows else 0
-    capacity = most if max_spikes is None else min(max_spikes, num_neurons)
-    if most > capacity:
-        ids, slots, counts, dropped = select_events(
-            torch.from_numpy(row), torch.from_numpy(unit), num_steps, batch_size, num_neurons, max_spikes, rotate
-        )
-        has_slot = slots >= 0
-        amounts = torch.zeros(ids.shape, dtype=torch.float32)
-        amounts.view(-1)[slots[has_slot]] = 1.0 if number is None else torch.from_numpy(number)[has_slot]
-        return SparseSpikes._trusted(ids, amounts, counts, num_neurons, dropped, left_out)
-    # All spikes fit. The slot of a spike is the first slot of its row plus its rank in the row.
+    capacity = most if max_spikes is None else min(max(max_spikes, most), num_neurons)
+    # The slot of a spike is the first slot of its row plus its rank in the row.
     at = np.repeat(np.arange(rows) * capacity - begin[:-1], row_lengths) + np.arange(len(cells))
     shape = (num_steps, batch_size, capacity)
-    filled, amount = np.zeros(rows * capacity, np.int32), np.zeros(rows * capacity, np.float32)
-    filled[at], amount[at] = unit, 1 if number is None else number
+    ids, amounts = np.zeros(rows * capacity, np.int32), np.zeros(rows * capacity, np.float32)
+    ids[at], amounts[at] = cells - np.repeat(np.arange(rows) * num_neurons, row_lengths), 1 if values is None else values
     pairs = np.repeat(row_lengths.astype(np.int32)[:, None], 2, 1).reshape(num_steps, batch_size, 2)
-    return SparseSpikes._trusted(
-        torch.from_numpy(filled.reshape(shape)),
-        torch.from_numpy(amount.reshape(shape)),
+    spikes = SparseSpikes._trusted(
+        torch.from_numpy(ids.reshape(shape)),
+        torch.from_numpy(amounts.reshape(shape)),
         torch.from_numpy(pairs),
         num_neurons,
         torch.zeros(num_steps, batch_size, 2, dtype=torch.int32),
-        left_out,
+        outside,
     )
+    return spikes if max_spikes is None or max_spikes >= most else spikes.limit(max_spikes, overflow=overflow)
 
 
 def _array(name: str, values: Any, integer: bool) -> np.ndarray:

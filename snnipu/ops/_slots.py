@@ -118,43 +118,6 @@ def limit(
     return select_among_slots(spikes.ids, spikes.counts, spikes.num_neurons, max_spikes, overflow_code(overflow))
 
 
-def select_events(
-    rows: torch.Tensor,
-    neurons: torch.Tensor,
-    steps: int,
-    batch: int,
-    num_neurons: int,
-    max_spikes: Optional[int],
-    rotate: bool,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Select among spikes given as sorted, unique pairs of row (``t * batch + b``) and neuron.
-
-    Returns ids, the flat slot of each spike (-1 if it did not fit), counts and dropped.
-    """
-    available = torch.bincount(rows, minlength=steps * batch)
-    begin = available.cumsum(0) - available
-    position = torch.arange(len(rows)) - begin[rows]
-    most = int(available.max()) if len(available) else 0
-    capacity = most if max_spikes is None else min(max_spikes, num_neurons)
-    kept = available.clamp(max=capacity)
-    if rotate and most > capacity:
-        first = first_ids(steps, num_neurons, capacity, rotate, rows.device).repeat_interleave(batch)
-        before = torch.bincount(rows[neurons < first[rows]], minlength=steps * batch)
-        turn = (position - before[rows]).remainder(available[rows])
-        chosen = turn < capacity
-        # The rank of each chosen spike among those of its row, by ascending id.
-        running = chosen.long().cumsum(0)
-        ahead = running[begin.clamp(max=max(len(rows) - 1, 0))] - chosen[begin.clamp(max=max(len(rows) - 1, 0))].long()
-        position = running - 1 - ahead[rows]
-    else:
-        chosen = position < capacity
-    slots = torch.where(chosen, rows * capacity + position, -1)
-    ids = torch.zeros(steps * batch * capacity, dtype=torch.int32)
-    ids[slots[chosen]] = neurons[chosen].int()
-    counts, dropped = (n.reshape(steps, batch, 1).expand(-1, -1, 2).int() for n in (kept, available - kept))
-    return ids.reshape(steps, batch, capacity), slots, counts.contiguous(), dropped.contiguous()
-
-
 def scatter(values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
     """Return a dense ``[T, B, N]`` with the values of the carried slots, 0 elsewhere."""
     used = torch.arange(ids.shape[2], device=ids.device) < counts[..., 1:]
