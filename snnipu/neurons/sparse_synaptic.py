@@ -17,7 +17,7 @@ from snnipu.ops._maps import Pair
 from snnipu.ops.connections import Connection, Convolution2d, FullyConnected
 from snnipu.ops.delay_linear import within_steps
 from snnipu.ops.neuron_sequence import Results
-from snnipu.ops.recurrent_sequence import RecurrentConnection, recurrent_apply
+from snnipu.ops.recurrent_sequence import RecurrentConnection
 from snnipu.ops.sparse_conv2d import conv_argument
 from snnipu.spikes import SparseSpikes
 from snnipu.surrogate import SpikeGrad
@@ -236,7 +236,8 @@ class SparseSynaptic(SynapticNeurons, FullyConnectedNeurons):
         autocasts = kind in ("cpu", "cuda") and is_autocast(kind)
         with torch.autocast(kind, enabled=False) if autocasts else nullcontext():
             connection = RecurrentConnection((weight * self.input_scale).to(current.dtype), None)
-            return recurrent_apply(equation, current, [*spikes, *before], parameters, connection, **options)
+            before = [*spikes, *before]
+            return super()._run_neurons(equation, current, before, parameters, connection=connection, **options)
 
     def _connected(self, x: SparseSpikes) -> Connection:
         if self.max_delay is not None:

@@ -16,7 +16,7 @@ from snnipu.neurons.fused import FusedNeuron, StepDescription
 from snnipu.ops import step_operators
 from snnipu.ops._arguments import is_autocast
 from snnipu.ops.neuron_sequence import Results
-from snnipu.ops.recurrent_sequence import STRENGTH, RecurrentConnection, recurrent_apply
+from snnipu.ops.recurrent_sequence import STRENGTH, RecurrentConnection
 
 _ONE_TO_ONE = (rleaky.RecurrentOneToOne, rsynaptic.RecurrentOneToOne)
 
@@ -304,20 +304,9 @@ class _Recurrent(FusedNeuron):
         )
 
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
-        if not self.all_to_all or how.get("num_steps") == SINGLE_STEP:
-            return super()._kernels(x, states, **how)
-        connection = self._connection()
-        assert connection is not None
-        return recurrent_apply(
-            self.equation,
-            x,
-            states,
-            self._values(),
-            connection,
-            options=self._options(),
-            spike_grad=self._surrogate(),
-            **how,
-        )
+        if self.all_to_all and how.get("num_steps") != SINGLE_STEP:
+            how["connection"] = self._connection()
+        return super()._kernels(x, states, **how)
 
 
 class RLeaky(_Recurrent, snntorch.RLeaky):

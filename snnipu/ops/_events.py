@@ -89,7 +89,10 @@ def spikes_in_cells(
     at = np.repeat(np.arange(rows) * capacity - begin[:-1], row_lengths) + np.arange(len(cells))
     shape = (num_steps, batch_size, capacity)
     ids, amounts = np.zeros(rows * capacity, np.int32), np.zeros(rows * capacity, np.float32)
-    ids[at], amounts[at] = cells - np.repeat(np.arange(rows) * num_neurons, row_lengths), 1 if values is None else values
+    ids[at], amounts[at] = (
+        cells - np.repeat(np.arange(rows) * num_neurons, row_lengths),
+        1 if values is None else values,
+    )
     pairs = np.repeat(row_lengths.astype(np.int32)[:, None], 2, 1).reshape(num_steps, batch_size, 2)
     spikes = SparseSpikes._trusted(
         torch.from_numpy(ids.reshape(shape)),

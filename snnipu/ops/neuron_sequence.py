@@ -437,6 +437,7 @@ def neuron_apply(
     spike_grad: Optional[SpikeGrad] = None,
     store: Optional[Sequence[bool]] = None,
     need_final: bool = False,
+    connection: Any = None,
 ) -> Results:
     """Run a neuron over a sequence; ``x`` and ``options`` have been checked.
 
@@ -450,18 +451,29 @@ def neuron_apply(
         spike_grad: surrogate gradient; None: ``atan()``.
         store: a flag for each state that is returned after each step; None: all.
         need_final: return the states after the last step.
+        connection: :class:`~snnipu.ops.recurrent_sequence.RecurrentConnection` through which the spikes are fed back.
+            They are then the first of ``states`` for every neuron. If the neuron has a state ``spk``, ``parameters``
+            lacks its ``V``. Else the connection's output is added to the input.
+
+    Raises:
+        TypeError: with a connection, ``spike_grad`` is no surrogate, or x has another dtype or device than its weight.
+        ValueError: the steps of x do not fit the connection.
     """
     plan = _neurons.plan(neuron, options)
     step_shape = layout(x, num_steps)[1]
     surrogate = surrogates.as_surrogate(spike_grad)
     kernel = None if surrogate is None else surrogate.kernel
     store = [True] * len(states) if store is None else list(store)
-    on_ipu = _route.uses_operator(neuron, "NeuronSequence")
+    on_ipu = connection is None and _route.uses_operator(neuron, "NeuronSequence")
+    if connection is not None:
+        if kernel is None:
+            raise TypeError(f"spike_grad must be a surrogate of snnipu or snnTorch, got {spike_grad!r}")
+        connection.check(x, step_shape)
     if kernel is None and not on_ipu:
         return apply_in_pytorch(neuron, x, states, parameters, options, num_steps, spike_grad, store, need_final)
     order = None if on_ipu else memory_order(x, num_steps)
     if order is not None and all(broadcasts_to(argument, step_shape) for argument in (*states, *parameters.values())):
-        # Neurons are independent, so the kernels run in the order of memory.
+        # Neurons are independent, so the kernels run in the order of memory. A connection gets views in its own order.
         results = neuron_apply(
             neuron,
             permute_step(x, order),
@@ -472,6 +484,7 @@ def neuron_apply(
             spike_grad=spike_grad,
             store=store,
             need_final=need_final,
+            connection=None if connection is None else connection._replace(order=order),
         )
         inverse = sorted(range(len(order)), key=order.__getitem__)
         return Results(
@@ -479,6 +492,9 @@ def neuron_apply(
             [None if state is None else permute_step(state, inverse) for state in results.states],
             None if results.final is None else [permute_step(state, inverse) for state in results.final],
         )
+    if connection is not None:
+        results = connection.run(plan, x, states, parameters, num_steps, kernel, store, need_final)
+        return results  # type: ignore[no-any-return]
     initial, values, constant = kernel_arguments(plan, x, step_shape, states, parameters)
     variant, output = plan.variant, plan.output
     if kernel is not None and not on_ipu:
@@ -584,9 +600,19 @@ def run_kernels(
             constant or is_eager(x), x, initial, parameters, neuron, variant, num_steps, bits(stores), need_final
         )
         others = [*[state for state, stored in zip(states, stores) if stored], *last]
+    return results_of(spk, others, stores, output if output is not None and store[output] else None, need_final)
+
+
+def results_of(
+    spk: torch.Tensor, others: Sequence[Any], stores: Sequence[bool], output: Optional[int], need_final: bool
+) -> Results:
+    """Return the results from the spikes, the stored states, and then the final states.
+
+    ``output`` is the state that the spikes are, if it is requested.
+    """
     remaining = iter(others)
     after = [next(remaining) if stored else None for stored in stores]
-    if output is not None and store[output]:
+    if output is not None:
         after[output] = spk
     return Results(spk, after, [next(remaining) for _ in stores] if need_final else None)
 

@@ -15,14 +15,14 @@ import torch
 from torch.nn import functional as F
 
 from snnipu import surrogate as surrogates
-from snnipu._layout import broadcasts_to, layout, memory_order, permute_argument, permute_step, upstream_rows
+from snnipu._layout import layout, permute_step, upstream_rows
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import Parameter, compute_dtype, state_argument
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
 from snnipu.ops._reference import ReferenceStep, StepBackward, Tensors, sum_to_parameter
-from snnipu.ops.neuron_sequence import Results, is_silent, kernel_arguments
-from snnipu.surrogate import Kernel, SpikeGrad
+from snnipu.ops.neuron_sequence import Results, is_silent, kernel_arguments, results_of
+from snnipu.surrogate import Kernel
 
 # The parameter that one-to-one neurons multiply their spikes by, and the index of the spikes among the states.
 STRENGTH, SPIKES = "V", 0
@@ -60,6 +60,68 @@ class RecurrentConnection(NamedTuple):
             g = self.geometry
             return F.conv2d(spk, self.weight, self.bias, 1, tuple(g[:2]), tuple(g[2:4]), g[4])
         return F.linear(spk, self.weight, self.bias)
+
+    def check(self, x: torch.Tensor, step_shape: torch.Size) -> None:
+        """Check that the layer takes and returns the spikes of steps of ``x``."""
+        weight = self.weight
+        if self.order:
+            return  # checked before the dimensions were permuted
+        if weight.dtype != x.dtype or weight.device != x.device:
+            raise TypeError(
+                f"x must have the dtype and the device of recurrent.weight, {weight.dtype} on {weight.device}, got "
+                f"{x.dtype} on {x.device}"
+            )
+        if not self.geometry:
+            if tuple(weight.shape) != (step_shape[-1:].numel(),) * 2 or not step_shape:
+                raise ValueError(
+                    f"x must have steps of shape [..., {weight.shape[1]}], the size of the recurrent layer, got "
+                    f"{tuple(step_shape)}"
+                )
+            return
+        channels, kernel, padding = weight.shape[0], weight.shape[-2:], self.geometry[:2]
+        keeps_size = all(2 * p == d * (k - 1) for k, p, d in zip(kernel, padding, self.geometry[2:4]))
+        if len(step_shape) not in (3, 4) or step_shape[-3] != channels or not keeps_size:
+            raise ValueError(
+                f"x must have steps of shape [B, {channels}, H, W], and the recurrent convolution must keep it; got "
+                f"{tuple(step_shape)} and a kernel of {tuple(kernel)} with padding {tuple(padding)}"
+            )
+
+    def run(
+        self,
+        plan: _neurons.NeuronPlan,
+        x: torch.Tensor,
+        states: Sequence[Optional[torch.Tensor]],
+        parameters: Mapping[str, Parameter],
+        num_steps: Optional[int],
+        kernel: Kernel,
+        store: Sequence[bool],
+        need_final: bool,
+    ) -> Results:
+        """Run the operators for :func:`~snnipu.ops.neuron_sequence.neuron_apply`, differentiable."""
+        neuron, step_shape, adds = plan.neuron, layout(x, num_steps)[1], adds_to_input(plan.neuron)
+        if not adds:
+            parameters = {**parameters, STRENGTH: 1.0}
+        initial, values, _ = kernel_arguments(plan, x, step_shape, states[adds:], parameters)
+        if adds:
+            spikes = states[SPIKES]
+            initial.insert(SPIKES, None if spikes is None else state_argument("spk", spikes, step_shape, x))
+        store_states = tuple(bool(stored) and place != SPIKES for place, stored in enumerate(store))
+        tensors = (x, self.weight, self.bias, *initial, *values)
+        reads = None
+        if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+            reads = plan.reads
+            for value, needs in zip(values, plan.reads_for):
+                reads = reads | needs if value.requires_grad else reads
+            if x.dtype != compute_dtype(x.dtype):
+                # 16 bit: stored states are rounded, so the adjoint recomputes the membranes from the input.
+                reads = _neurons.Reads((1 << len(states)) - 1, 0, True)
+        silent = is_silent(neuron, kernel, parameters)
+        places = (tuple(self.geometry), tuple(self.order))
+        options = _RecurrentOptions(
+            neuron, plan.variant, num_steps, kernel, store_states, need_final, reads, *places, silent
+        )
+        spk, *others = RecurrentSequence.apply(options, *tensors)
+        return results_of(spk, others, store_states, SPIKES if store[SPIKES] else None, need_final)
 
     def output_of_zeros(self, shape: Sequence[int]) -> Optional[torch.Tensor]:
         """Return the output of a step without spikes; None: zeros."""
@@ -531,110 +593,3 @@ class RecurrentSequence(torch.autograd.Function):
         grad_connection = [grad_weight if need_weight else None, grad_bias if need_bias else None]
         gradients = [g if needed else None for g, needed in zip([*grad_initial, *grad_parameters], need)]
         return (None, grad_x, *grad_connection, *gradients)
-
-
-def recurrent_apply(
-    neuron: str,
-    x: torch.Tensor,
-    states: Sequence[Optional[torch.Tensor]],
-    parameters: Mapping[str, Parameter],
-    connection: RecurrentConnection,
-    *,
-    options: Mapping[str, Any],
-    num_steps: Optional[int] = None,
-    spike_grad: Optional[SpikeGrad] = None,
-    store: Optional[Sequence[bool]] = None,
-    need_final: bool = False,
-) -> Results:
-    """Run :func:`~snnipu.ops.neuron_sequence.neuron_apply` with feedback of the spikes through ``connection``.
-
-    The spikes are the first of ``states`` for every neuron. If the neuron has a state ``spk``, ``parameters`` lacks its
-    ``V``. Else the connection's output is added to the input.
-
-    Raises:
-        TypeError: ``spike_grad`` is no surrogate, or x has another dtype or device than the connection's weight.
-        ValueError: the steps of x do not fit the connection.
-    """
-    step_shape = layout(x, num_steps)[1]
-    surrogate = surrogates.as_surrogate(spike_grad)
-    if surrogate is None or surrogate.kernel is None:
-        raise TypeError(f"spike_grad must be a surrogate of snnipu or snnTorch, got {spike_grad!r}")
-    _check_connection(connection, x, step_shape)
-    plan = _neurons.plan(neuron, options)
-    adds = adds_to_input(neuron)
-    if not adds:
-        parameters = {**parameters, STRENGTH: 1.0}
-    stores = [True] * len(states) if store is None else list(store)
-    order = memory_order(x, num_steps) or ()
-    if not all(broadcasts_to(argument, step_shape) for argument in (*states, *parameters.values())):
-        order = ()
-    if order:
-        # The neurons' kernels run in the order of memory; the connection gets views in the layer's order.
-        x = permute_step(x, order)
-        step_shape = layout(x, num_steps)[1]
-        states = [permute_argument(state, order) for state in states]
-        parameters = {name: permute_argument(value, order) for name, value in parameters.items()}
-    initial, values, _ = kernel_arguments(plan, x, step_shape, states[adds:], parameters)
-    if adds:
-        spikes = states[SPIKES]
-        initial.insert(SPIKES, None if spikes is None else state_argument("spk", spikes, step_shape, x))
-    store_states = tuple(bool(stored) and place != SPIKES for place, stored in enumerate(stores))
-    tensors = (x, connection.weight, connection.bias, *initial, *values)
-    reads = None
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        reads = plan.reads
-        for value, needs in zip(values, plan.reads_for):
-            reads = reads | needs if value.requires_grad else reads
-        if x.dtype != compute_dtype(x.dtype):
-            # 16 bit: stored states are rounded, so the adjoint recomputes the membranes from the input.
-            reads = _neurons.Reads((1 << len(states)) - 1, 0, True)
-    outputs = RecurrentSequence.apply(
-        _RecurrentOptions(
-            neuron,
-            plan.variant,
-            num_steps,
-            surrogate.kernel,
-            store_states,
-            need_final,
-            reads,
-            tuple(connection.geometry),
-            tuple(order),
-            is_silent(neuron, surrogate.kernel, parameters),
-        ),
-        *tensors,
-    )
-    if order:
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        outputs = [permute_step(part, inverse) for part in outputs]
-    remaining = iter(outputs[1:])
-    stored_states = [next(remaining) if stored else None for stored in store_states]
-    if stores[SPIKES]:
-        stored_states[SPIKES] = outputs[0]
-    return Results(outputs[0], stored_states, list(remaining) if need_final else None)
-
-
-def _check_connection(connection: RecurrentConnection, x: torch.Tensor, step_shape: torch.Size) -> None:
-    weight = connection.weight
-    if weight.dtype != x.dtype or weight.device != x.device:
-        raise TypeError(
-            f"x must have the dtype and the device of recurrent.weight, {weight.dtype} on {weight.device}, got "
-            f"{x.dtype} on {x.device}"
-        )
-    if not connection.geometry:
-        if tuple(weight.shape) != (step_shape[-1:].numel(),) * 2 or not step_shape:
-            raise ValueError(
-                f"x must have steps of shape [..., {weight.shape[1]}], the size of the recurrent layer, got "
-                f"{tuple(step_shape)}"
-            )
-        return
-    channels, (kernel, padding, dilation) = weight.shape[0], _geometry(connection)
-    keeps_size = all(2 * p == d * (k - 1) for k, p, d in zip(kernel, padding, dilation))
-    if len(step_shape) not in (3, 4) or step_shape[-3] != channels or not keeps_size:
-        raise ValueError(
-            f"x must have steps of shape [B, {channels}, H, W], and the recurrent convolution must keep it; got "
-            f"{tuple(step_shape)} and a kernel of {tuple(kernel)} with padding {tuple(padding)}"
-        )
-
-
-def _geometry(connection: RecurrentConnection) -> Tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    return connection.weight.shape[-2:], connection.geometry[:2], connection.geometry[2:4]

@@ -6,7 +6,7 @@ function in :data:`SEQUENCES` that runs all steps.
 
 import weakref
 from functools import lru_cache
-from typing import Any, Dict, Iterable, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, Union
 
 import snntorch
 import torch
@@ -15,7 +15,7 @@ from snnipu._layout import SINGLE_STEP
 from snnipu.ops import _neurons
 from snnipu.ops import spiking_lstm as lstm
 from snnipu.ops.neuron_sequence import neuron_apply
-from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, RecurrentConnection, recurrent_apply
+from snnipu.ops.recurrent_sequence import SPIKES, STRENGTH, RecurrentConnection
 from snnipu.surrogate import Kernel, Surrogate
 
 Tensors = Tuple[Optional[torch.Tensor], ...]
@@ -128,23 +128,20 @@ def neuron_over_time(
     x: torch.Tensor,
     num_steps: Optional[int],
     states: Tensors,
-    parameters: Sequence[torch.Tensor],
+    parameters: Sequence[Optional[torch.Tensor]],
     kernel: KernelFields,
-    options: StepOptions,
+    options: Union[StepOptions, RecurrentOptions],
     store: Sequence[bool],
     need_final: bool,
 ) -> Tensors:
-    """Run all steps of :func:`neuron_step`; return spikes, each state over time and each final state.
+    """Run all steps of :func:`neuron_step` or :func:`recurrent_step`; return spikes, states over time and final states.
 
     States that are not requested are None.
     """
-    name, names, chosen = options
-    how = {"num_steps": num_steps, "store": store, "need_final": need_final}
-    return _over_time(neuron_apply, chosen, kernel, name, x, states, dict(zip(names, parameters)), **how)
-
-
-def _over_time(apply: Any, chosen: Any, kernel: KernelFields, *arguments: Any, **how: Any) -> Tensors:
-    results = apply(*arguments, options=dict(chosen), spike_grad=_surrogate(*kernel), **how)
+    connection, values = _connection(parameters, options)
+    how: Dict[str, Any] = {"num_steps": num_steps, "store": store, "need_final": need_final}
+    how.update(options=dict(options[2]), spike_grad=_surrogate(*kernel), connection=connection)
+    results = neuron_apply(options[0], x, states, values, **how)
     final = results.final if results.final is not None else [None] * len(results.states)
     return (results.spk, *results.states, *final)
 
@@ -164,37 +161,23 @@ def recurrent_step(
     """
     name, _, chosen, _ = options
     connection, values = _connection(parameters, options)
+    assert connection is not None
     spikes = states[SPIKES]
     incoming = connection.product(torch.zeros_like(x) if spikes is None else spikes.to(x.dtype))
-    arguments = (name, x, (incoming, *states[1:]), {**values, STRENGTH: 1.0})
-    results: Tuple[Any, ...] = _over_time(neuron_apply, chosen, kernel, *arguments, num_steps=SINGLE_STEP)
-    return results[: 1 + len(states)]
-
-
-def recurrent_over_time(
-    x: torch.Tensor,
-    num_steps: Optional[int],
-    states: Tensors,
-    parameters: Sequence[Optional[torch.Tensor]],
-    kernel: KernelFields,
-    options: RecurrentOptions,
-    store: Sequence[bool],
-    need_final: bool,
-) -> Tensors:
-    """Run all steps of :func:`recurrent_step`; the results are as in :func:`neuron_over_time`."""
-    name, _, chosen, _ = options
-    connection, values = _connection(parameters, options)
-    how = {"num_steps": num_steps, "store": store, "need_final": need_final}
-    return _over_time(recurrent_apply, chosen, kernel, name, x, states, values, connection, **how)
+    values[STRENGTH] = 1.0
+    return neuron_step(x, (incoming, *states[1:]), tuple(values.values()), kernel, (name, tuple(values), chosen), rolls)
 
 
 def _connection(
-    parameters: Sequence[Optional[torch.Tensor]], options: RecurrentOptions
-) -> Tuple[RecurrentConnection, Dict[str, Any]]:
-    """Return the layer, and the equation's parameters by name."""
+    parameters: Sequence[Optional[torch.Tensor]], options: Union[StepOptions, RecurrentOptions]
+) -> Tuple[Optional[RecurrentConnection], Dict[str, Any]]:
+    """Return the layer, or None without a geometry, and the equation's parameters by name."""
+    _, names, _, *geometry = options
+    if not geometry:
+        return None, dict(zip(names, parameters))
     *values, weight, bias = parameters
     assert weight is not None
-    return RecurrentConnection(weight, bias, options[3]), dict(zip(options[1], values))
+    return RecurrentConnection(weight, bias, geometry[0]), dict(zip(names, values))
 
 
 def neuron_fed_back(
@@ -225,7 +208,7 @@ def neuron_fed_back(
         The results of :func:`neuron_over_time`, then the last spikes or None.
     """
     spikes, weight, bias, geometry = connection
-    spk, _, *states_and_final = recurrent_over_time(
+    spk, _, *states_and_final = neuron_over_time(
         x,
         num_steps,
         (spikes, *states),
@@ -292,7 +275,7 @@ def _lstm(
 # Step operator -> the function that runs all steps.
 SEQUENCES = {
     neuron_step: neuron_over_time,
-    recurrent_step: recurrent_over_time,
+    recurrent_step: neuron_over_time,
     spiking_lstm_step: spiking_lstm_over_time,
 }
 

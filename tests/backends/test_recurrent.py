@@ -10,7 +10,8 @@ import snnipu as snn
 from snnipu import surrogate
 from snnipu.backends import host, kernels, neurons, recurrent
 from snnipu.ops import recurrent_sequence
-from snnipu.ops.recurrent_sequence import RecurrentConnection, recurrent_apply
+from snnipu.ops.neuron_sequence import neuron_apply
+from snnipu.ops.recurrent_sequence import RecurrentConnection
 
 pytestmark = pytest.mark.skipif(
     host.library is None or recurrent._gemm(torch.float32) is None, reason="this PyTorch shows no product of its BLAS"
@@ -56,12 +57,12 @@ def parameters_of(neuron, size=(), dtype=torch.float32):
 
 def apply(neuron, x, states, connection, parameters, reset_delay=True, **keywords):
     """Call the operator; the states None are zeros."""
-    return recurrent_apply(
+    return neuron_apply(
         neuron,
         x,
         states or [None] * NEURONS[neuron][0],
         parameters,
-        connection,
+        connection=connection,
         options=SUBTRACTED if neuron == "rsynaptic" else {**SUBTRACTED, "reset_delay": reset_delay},
         spike_grad=surrogate.fast_sigmoid(slope=5),
         **keywords,

@@ -14,6 +14,7 @@ from torch import nn
 import snnipu as snn
 from snnipu import equations, surrogate
 from snnipu.ops import recurrent_sequence as operator
+from snnipu.ops.neuron_sequence import neuron_apply
 
 N = 13
 KINDS = {"RLeaky": {"beta": 0.8}, "RSynaptic": {"alpha": 0.7, "beta": 0.8}}
@@ -176,12 +177,12 @@ def apply_operator(neuron, x, states, connection=None, reset_delay=True):
     values = {name: torch.tensor(0.8) for name in ("beta", "threshold", "graded_spikes_factor")}
     options = {"reset_mechanism": "subtract", "reset_delay": reset_delay}
     connection = nn.Linear(N, N) if connection is None else connection
-    return operator.recurrent_apply(
+    return neuron_apply(
         neuron,
         x,
         states,
         values,
-        operator.RecurrentConnection(connection.weight, connection.bias),
+        connection=operator.RecurrentConnection(connection.weight, connection.bias),
         options=options,
         spike_grad=surrogate.fast_sigmoid(5),
         need_final=True,
