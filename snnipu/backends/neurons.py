@@ -3,7 +3,7 @@
 import ctypes
 from array import array
 from functools import lru_cache
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import torch
 
@@ -14,7 +14,17 @@ from snnipu.backends import host, memory
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import compute_dtype
 from snnipu.ops._reference import StepBackward
-from snnipu.ops.neuron_sequence import BackwardArguments, Constants, ForwardArguments
+from snnipu.ops.neuron_sequence import (
+    BackwardArguments,
+    Constants,
+    ForwardArguments,
+    OperatorResults,
+    copy_states,
+    new_gradients,
+    new_results,
+    without_empty,
+    zero_gradients,
+)
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 Tensors = Sequence[Optional[torch.Tensor]]
@@ -132,16 +142,14 @@ class NeuronCall:
         for number, tensor in enumerate(tensors):
             self.write(place + number, name, tensor, dtype, size)
 
-    def read_upstream(self, place: int, bit: int, name: str, grad: Optional[torch.Tensor], shape: torch.Size) -> None:
+    def read_upstream(self, place: int, bit: int, name: str, grad: Optional[torch.Tensor], shape: Size) -> None:
         """Set the pointer to an upstream gradient ``[T, ...]``.
 
         If all steps have the same row, as in the gradient of a sum over time, the kernel reads one row and ``bit`` of
         its flags is set.
         """
-        if grad is None:
-            return
-        if grad.shape == shape and shape[0] > 1 and grad.stride(0) == 0:
-            grad, shape = grad[0], shape[1:]
+        if grad is not None and grad.shape == shape and grad.shape[0] > 1 and grad.stride(0) == 0:
+            grad, shape = grad[0], grad.shape[1:]
             self.words[_GRAD_CONSTANT] |= 1 << bit
         self.read(place, name, grad, self.storage, shape)
 
@@ -174,6 +182,40 @@ class NeuronCall:
                 self.words[_PARAMETER_SIZES + place],
             )
 
+    def set_forward(
+        self,
+        x: torch.Tensor,
+        before: Tensors,
+        spk: torch.Tensor,
+        states: Tensors,
+        after: Tensors,
+        step: Size,
+        all_steps: Size,
+    ) -> None:
+        """Set the tensors of a forward pass: ``states`` after each step, ``after`` the last step.
+
+        ``step`` is the size of a step, ``all_steps`` that of all steps.
+        """
+        storage, compute = self.storage, self.compute
+        self.read(_X, "x", x, storage, step if self.words[_CONSTANT_INPUT] else all_steps)
+        self.read_all(_INITIAL, "initial", before, compute, step)
+        self.write(_SPK, "spk", spk, storage, all_steps)
+        self.write_all(_STATES, "states", states, storage, all_steps)
+        self.write_all(_FINAL, "final", after, compute, step)
+
+    def set_backward(self, a: StepBackward, step: Size, all_steps: Size) -> None:
+        """Set the tensors of a backward pass, but for ``a.grad_x``. The sizes are those of :meth:`set_forward`."""
+        storage, compute = self.storage, self.compute
+        self.read(_X, "x", a.x, storage, step if self.words[_CONSTANT_INPUT] else all_steps)
+        self.read_all(_INITIAL, "initial", a.before, compute, step)
+        self.read_all(_STATES, "states", a.after, storage, all_steps)
+        self.read_upstream(_GRAD_SPK, 0, "grad_spk", a.grad_spk, all_steps)
+        _check_count("grad_states", a.grad_states, self.neuron)
+        for place, grad in enumerate(a.grad_states):
+            self.read_upstream(_GRAD_STATES + place, 1 + place, "grad_states", grad, all_steps)
+        self.read_all(_GRAD_FINAL, "grad_final", a.grad_after, compute, step)
+        self.write_all(_GRAD_INITIAL, "grad_initial", a.grad_before, compute, step)
+
     def set_surrogate(self, surrogate: int, a: float, b: float) -> None:
         words = self.words
         words[_SURROGATE], words[_SURROGATE_A], words[_SURROGATE_B] = surrogate, host.float_bits(a), host.float_bits(b)
@@ -198,7 +240,7 @@ def _check_count(name: str, tensors: Tensors, neuron: Kernels, needed: bool = Fa
         raise ValueError(f"{name} must be {neuron.states} tensors for this neuron, got {len(tensors)}")
 
 
-def forward(kernels: Kernels, a: ForwardArguments) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
+def forward(kernels: Kernels, a: ForwardArguments) -> OperatorResults:
     """Run the forward kernel.
 
     Returns:
@@ -209,29 +251,19 @@ def forward(kernels: Kernels, a: ForwardArguments) -> Tuple[torch.Tensor, List[t
     steps, step_shape, shape = layout(a.x, a.num_steps)
     elements = step_shape.numel()
     host._check_sizes(steps, elements)
-    like = a.parameters[0]
-    spk = memory.empty(a.x, shape)
-    states = [memory.empty(a.x, shape) if a.store >> place & 1 else a.x.new_empty(0) for place in range(len(a.initial))]
-    final = [memory.empty(like, step_shape) for _ in a.initial] if a.store_final else []
+    spk, states, final = new_results(a, memory.empty)
     if steps and elements:
         call = NeuronCall(kernels, a.variant, a.x.dtype, steps, elements, a.num_steps is not None)
-        initial = [state if state is not None and state.numel() else None for state in a.initial]
-        storage, compute = call.storage, call.compute
-        call.read(_X, "x", a.x, storage, a.x.shape)
-        call.read_all(_INITIAL, "initial", initial, compute, step_shape)
         call.read_parameters(a.parameters)
-        call.write(_SPK, "spk", spk, storage, shape)
-        call.write_all(_STATES, "states", [state if state.numel() else None for state in states], storage, shape)
-        call.write_all(_FINAL, "final", final, compute, step_shape)
+        call.set_forward(a.x, without_empty(a.initial), spk, without_empty(states), final, step_shape, shape)
         call.run(kernels.forward, "neuron_sequence_fwd")
     else:
-        for state, start in zip(final, a.initial):
-            state.zero_() if start is None or not start.numel() else state.copy_(start)
+        copy_states(final, a.initial)
     memory.note_results(spk, *states)
     return spk, states, final
 
 
-def backward(kernels: Kernels, a: BackwardArguments) -> Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]:
+def backward(kernels: Kernels, a: BackwardArguments) -> OperatorResults:
     """Run the backward kernel.
 
     ``a.states`` are the states after each step, empty if the adjoint does not read them. With None the kernel computes
@@ -243,45 +275,25 @@ def backward(kernels: Kernels, a: BackwardArguments) -> Tuple[torch.Tensor, List
     _check_count("initial", a.initial, kernels, needed=True)
     stored = a.stored
     steps, step_shape, shape = layout(stored, a.num_steps)
-    like = a.parameters[0]
-    grad_x = memory.empty(stored, stored.shape)
-    grad_initial = [like.new_empty(step_shape) if needed else None for needed in a.need_initial]
-    grad_parameters = [p.new_empty(p.shape) if needed else None for p, needed in zip(a.parameters, a.need_parameters)]
+    gradients = grad_x, grad_initial, grad_parameters = new_gradients(a, memory.empty)
     elements = step_shape.numel()
     if steps and elements:
         call = NeuronCall(kernels, a.variant, stored.dtype, steps, elements, a.num_steps is not None)
-        storage, compute = call.storage, call.compute
-        call.read(_X, "x", a.x, storage, stored.shape)
         if a.states is not None:
             _check_count("states", a.states, kernels, needed=True)
-            after = [state if state.numel() else None for state in a.states]
-            call.read_all(_STATES, "states", after, storage, shape)
-        call.set_surrogate(a.surrogate, a.surrogate_a, a.surrogate_b)
-        call.read_all(_INITIAL, "initial", a.initial, compute, step_shape)
-        call.read_parameters(a.parameters)
-        call.read_upstream(_GRAD_SPK, 0, "grad_spk", a.grad_spk, shape)
         _check_count("grad_states", a.grad_states, kernels, needed=True)
-        for place, grad in enumerate(a.grad_states):
-            call.read_upstream(_GRAD_STATES + place, 1 + place, "grad_states", grad, shape)
-        call.read_all(_GRAD_FINAL, "grad_final", a.grad_final, compute, step_shape)
-        call.write(_GRAD_X, "grad_x", grad_x, storage, stored.shape)
-        call.write_all(_GRAD_INITIAL, "grad_initial", grad_initial, compute, step_shape)
-        call.write_grad_parameters(grad_parameters)
+        call.set_surrogate(a.surrogate, a.surrogate_a, a.surrogate_b)
+        call.read_parameters(a.parameters)
+        after, before = without_empty(a.states or ()), without_empty(grad_initial)
+        tensors = (a.x, a.grad_spk, a.initial, after, a.grad_states, a.grad_final, grad_x, before)
+        call.set_backward(StepBackward(*tensors), step_shape, shape)
+        call.write(_GRAD_X, "grad_x", grad_x, call.storage, stored.shape)
+        call.write_grad_parameters(without_empty(grad_parameters))
         call.run(kernels.backward, "neuron_sequence_bwd")
     else:
-        for gradient in (grad_x, *grad_parameters):
-            if gradient is not None:
-                gradient.zero_()
-        for gradient, last in zip(grad_initial, a.grad_final or [None] * len(grad_initial)):
-            if gradient is not None:
-                gradient.zero_() if last is None or steps else gradient.copy_(last)
+        zero_gradients(a, gradients)
     memory.note_results(grad_x)
-    # An operator may not return the same tensor twice.
-    return (
-        grad_x,
-        [like.new_empty(0) if gradient is None else gradient for gradient in grad_initial],
-        [like.new_empty(0) if gradient is None else gradient for gradient in grad_parameters],
-    )
+    return gradients
 
 
 class SingleSteps(NeuronCall):
@@ -324,13 +336,8 @@ class SingleSteps(NeuronCall):
         copies: Sequence[Optional[torch.Tensor]] = (),
     ) -> None:
         """Write ``spk``, the states ``after`` the step, and ``copies`` of them in the dtype of x."""
-        storage, compute, size = self.storage, self.compute, self.elements
-        self.read(_X, "x", x, storage, size)
-        self.write(_SPK, "spk", spk, storage, size)
-        self.read_all(_INITIAL, "the states before", before, compute, size)
-        self.write_all(_FINAL, "the states after", after, compute, size)
-        if copies:
-            self.write_all(_STATES, "copies of the states", copies, storage, size)
+        size = self.elements
+        self.set_forward(x, before, spk, copies, after, size, size)
         self.run(self.neuron.forward, "neuron_sequence_fwd")
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
@@ -343,15 +350,9 @@ class SingleSteps(NeuronCall):
 
         States and inputs that no requested gradient reads may be any tensors of the right size.
         """
-        storage, compute, size = self.storage, self.compute, self.elements
-        self.read(_X, "x", a.x, storage, size)
-        self.read_all(_INITIAL, "the states before", a.before, compute, size)
-        self.read_all(_STATES, "the states after", a.after, storage, size)
-        self.read(_GRAD_SPK, "the spikes' gradient", a.grad_spk, storage, size)
-        self.read_all(_GRAD_STATES, "the states' gradients", a.grad_states, storage, size)
-        self.read_all(_GRAD_FINAL, "the gradients after", a.grad_after, compute, size)
-        self.write(_GRAD_X, "grad_x", a.grad_x, storage, size)
-        self.write_all(_GRAD_INITIAL, "the gradients before", a.grad_before, compute, size)
+        size = self.elements
+        self.set_backward(a, size, size)
+        self.write(_GRAD_X, "grad_x", a.grad_x, self.storage, size)
         self.run(self.neuron.backward, "neuron_sequence_bwd")
 
 

@@ -15,6 +15,8 @@ import torch
 
 from snnipu._pointers import pointer, pointer_to_read
 from snnipu.backends import host, neurons
+from snnipu.ops._reference import StepBackward
+from snnipu.ops.neuron_sequence import without_empty
 from snnipu.ops.recurrent_sequence import SPIKES, RecurrentBackwardArguments, RecurrentForwardArguments, adds_to_input
 
 Tensors = Sequence[Optional[torch.Tensor]]
@@ -75,6 +77,11 @@ def _recurrent_call(
     return call
 
 
+def without_spikes(tensors: Tensors, adds: bool) -> Tensors:
+    """Return the tensors of the neuron's states, without its spikes, which are a state of the recurrent neuron."""
+    return [None if place == SPIKES else tensor for place, tensor in enumerate(tensors)][adds:]
+
+
 def forward(
     kernels: neurons.Kernels,
     a: RecurrentForwardArguments,
@@ -93,15 +100,10 @@ def forward(
         return None
     steps = neurons.NeuronCall(kernels, a.variant, a.x.dtype, len(spk), step_shape.numel(), a.num_steps is not None)
     dtype = steps.compute
-    steps.read(neurons._X, "x", a.x, dtype, a.x.shape)
     steps.read_parameters(a.parameters)
-    steps.write(neurons._SPK, "spk", spk, dtype, spk.shape)
     final = [None if place == SPIKES else a.parameters[0].new_empty(step_shape) for place in range(len(states))]
-    before = [None if place == SPIKES else state for place, state in enumerate(initial)]
-    steps.read_all(neurons._INITIAL, "initial", before[adds:], dtype, step_shape)
-    stored = [state if state.numel() and place != SPIKES else None for place, state in enumerate(states)]
-    steps.write_all(neurons._STATES, "states", stored[adds:], dtype, spk.shape)
-    steps.write_all(neurons._FINAL, "final", final[adds:], dtype, step_shape)
+    stored = without_spikes(without_empty(states), adds)
+    steps.set_forward(a.x, without_spikes(initial, adds), spk, stored, final[adds:], step_shape, spk.shape)
     call = _recurrent_call(steps, kernels.forward, a, len(states) - adds, a.bias)
     first = initial[SPIKES]
     if first is not None:
@@ -130,30 +132,20 @@ def backward(
         return None
     steps = neurons.NeuronCall(kernels, a.variant, a.spk.dtype, len(a.spk), step_shape.numel(), a.num_steps is not None)
     dtype, shape = steps.compute, a.spk.shape
-    if a.x is not None:
-        steps.read(neurons._X, "x", a.x, dtype, shape if a.num_steps is None else step_shape)
     steps.read_parameters(a.parameters)
     steps.read(neurons._SPK, "spk", a.spk, dtype, shape)
     steps.set_surrogate(a.surrogate, a.surrogate_a, a.surrogate_b)
-
-    def without_spikes(tensors: Tensors) -> Tensors:
-        """Return the tensors of the neuron's states, without its spikes, which are a state of the recurrent neuron."""
-        return [None if place == SPIKES else tensor for place, tensor in enumerate(tensors)][adds:]
-
-    steps.read_all(neurons._INITIAL, "initial", without_spikes(a.initial), dtype, step_shape)
-    after = without_spikes([state if state.numel() else None for state in a.states])
-    steps.read_all(neurons._STATES, "states", after, dtype, shape)
-    steps.read_all(neurons._GRAD_FINAL, "grad_final", without_spikes(grad_final), dtype, step_shape)
-    steps.read_upstream(neurons._GRAD_SPK, 0, "grad_spk", a.grad_spk, shape)
     neurons._check_count("grad_states", a.grad_states[adds:], kernels, needed=True)
-    for place, grad in enumerate(a.grad_states[adds:]):
-        steps.read_upstream(neurons._GRAD_STATES + place, 1 + place, "grad_states", grad, shape)
     before: List[Optional[torch.Tensor]] = [
         None if place == SPIKES and not a.need_initial[SPIKES] else like.new_empty(step_shape)
         for place in range(len(a.states))
     ]
+    first_states, after, last_gradients, gradients = (
+        without_spikes(tensors, adds) for tensors in (a.initial, without_empty(a.states), grad_final, before)
+    )
+    upstream = (a.grad_spk, first_states, after, a.grad_states[adds:], last_gradients)
+    steps.set_backward(StepBackward(a.x, *upstream, grad_rows, gradients), step_shape, shape)
     steps.write(neurons._GRAD_X, "grad_x", grad_rows, dtype, shape)
-    steps.write_all(neurons._GRAD_INITIAL, "grad_initial", without_spikes(before), dtype, step_shape)
     steps.write_grad_parameters(total)
     call = _recurrent_call(steps, kernels.backward, a, len(a.states) - adds, None)
     if a.incoming.numel():

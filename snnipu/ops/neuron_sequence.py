@@ -172,24 +172,53 @@ def neuron_sequence_bwd_reference(*arguments: Any) -> OperatorResults:
     )
 
 
-def _fwd_meta(*arguments: Any) -> OperatorResults:
-    a = ForwardArguments(*arguments)
+def new_results(a: ForwardArguments, empty: Callable[..., torch.Tensor] = torch.Tensor.new_empty) -> OperatorResults:
+    """Allocate the results of ``neuron_sequence_fwd`` by ``empty``."""
     _, step_shape, shape = layout(a.x, a.num_steps)
     return (
-        a.x.new_empty(shape),
-        [a.x.new_empty(shape if a.store >> place & 1 else 0) for place in range(len(a.initial))],
-        [a.parameters[0].new_empty(step_shape) for _ in a.initial] if a.store_final else [],
+        empty(a.x, shape),
+        [empty(a.x, shape) if a.store >> place & 1 else a.x.new_empty(0) for place in range(len(a.initial))],
+        [empty(a.parameters[0], step_shape) for _ in a.initial] if a.store_final else [],
     )
 
 
-def _bwd_meta(*arguments: Any) -> OperatorResults:
-    a = BackwardArguments(*arguments)
-    like, (steps, step_shape, _) = a.parameters[0], layout(a.stored, a.num_steps)
+def new_gradients(a: BackwardArguments, empty: Callable[..., torch.Tensor] = torch.Tensor.new_empty) -> OperatorResults:
+    """Allocate the results of ``neuron_sequence_bwd``; that of the input by ``empty``."""
+    like, step_shape = a.parameters[0], layout(a.stored, a.num_steps)[1]
     return (
-        a.stored.new_empty(step_shape if a.num_steps is not None else (steps, *step_shape)),
+        empty(a.stored, a.stored.shape),
         [like.new_empty(step_shape if needed else 0) for needed in a.need_initial],
         [like.new_empty(p.shape if needed else 0) for p, needed in zip(a.parameters, a.need_parameters)],
     )
+
+
+def without_empty(tensors: Tensors) -> Tensors:
+    """Return None in place of tensors without elements, which stand for those that are not given or not needed."""
+    return [None if tensor is None or not tensor.numel() else tensor for tensor in tensors]
+
+
+def copy_states(final: Sequence[torch.Tensor], initial: Tensors) -> None:
+    """Write the final states of a sequence without steps or elements."""
+    for state, start in zip(final, without_empty(initial)):
+        state.zero_() if start is None else state.copy_(start)
+
+
+def zero_gradients(a: BackwardArguments, gradients: OperatorResults) -> None:
+    """Write the gradients of a sequence without steps or elements."""
+    grad_x, grad_initial, grad_parameters = gradients
+    for gradient in (grad_x, *grad_initial, *grad_parameters):
+        gradient.zero_()
+    for gradient, last in zip(grad_initial, a.grad_final):
+        if gradient.numel() and last is not None:
+            gradient.copy_(last)
+
+
+def _fwd_meta(*arguments: Any) -> OperatorResults:
+    return new_results(ForwardArguments(*arguments))
+
+
+def _bwd_meta(*arguments: Any) -> OperatorResults:
+    return new_gradients(BackwardArguments(*arguments))
 
 
 _fwd = define(

@@ -11,11 +11,19 @@ from snnipu.backends import triton as backend
 from snnipu.backends.host import upstream_row
 from snnipu.backends.triton.sequence import _constants, _geometry, _reduced, define
 from snnipu.ops import _neurons
-from snnipu.ops.neuron_sequence import BackwardArguments, ForwardArguments
+from snnipu.ops.neuron_sequence import (
+    BackwardArguments,
+    ForwardArguments,
+    OperatorResults,
+    copy_states,
+    new_gradients,
+    new_results,
+    without_empty,
+    zero_gradients,
+)
 from snnipu.surrogate import Kernel
 
 Tensors = Sequence[Optional[torch.Tensor]]
-OperatorResults = Tuple[torch.Tensor, List[torch.Tensor], List[torch.Tensor]]
 # First version of Triton with tl.range(loop_unroll_factor=...).
 _UNROLLS_SINCE = (3, 2)
 
@@ -218,29 +226,24 @@ def launch_backward(
 def neuron_sequence_fwd(*arguments: Any) -> OperatorResults:
     """CUDA kernel of ``snnipu::neuron_sequence_fwd``."""
     a = ForwardArguments(*arguments)
-    steps, step_shape, shape = layout(a.x, a.num_steps)
+    steps, step_shape, _ = layout(a.x, a.num_steps)
     elements = step_shape.numel()
-    like = a.parameters[0]
-    initial = [state if state is not None and state.numel() else None for state in a.initial]
-    spk = a.x.new_empty(shape)
-    states = [a.x.new_empty(shape if a.store >> place & 1 else 0) for place in range(len(initial))]
-    final = [like.new_empty(step_shape) for _ in initial] if a.store_final else []
+    spk, states, final = new_results(a)
     if elements and steps:
         launch_forward(
             a.neuron,
             a.variant,
             a.x.contiguous(),
-            _contiguous(initial),
+            _contiguous(without_empty(a.initial)),
             [parameter.contiguous() for parameter in a.parameters],
             a.num_steps is not None,
             (steps, elements),
             spk,
-            [state if state.numel() else None for state in states],
+            without_empty(states),
             final,
         )
     else:
-        for state, start in zip(final, initial):
-            state.zero_() if start is None else state.copy_(start)
+        copy_states(final, a.initial)
     return spk, states, final
 
 
@@ -252,21 +255,16 @@ def neuron_sequence_bwd(*arguments: Any) -> OperatorResults:
     """
     a = BackwardArguments(*arguments)
     x = a.stored  # if this is another tensor than x, the kernel does not read it
-    stored = None if a.states is None else [state.contiguous() if state.numel() else None for state in a.states]
+    stored = None if a.states is None else _contiguous(without_empty(a.states))
     steps, step_shape, _ = layout(x, a.num_steps)
     elements = step_shape.numel()
     parameters = [parameter.contiguous() for parameter in a.parameters]
     like = parameters[0]
     grad_final: Tensors = list(a.grad_final) or [None] * len(a.initial)
-    grad_x = x.new_empty(x.shape)
-    grad_initial = [like.new_empty(step_shape if needed else 0) for needed in a.need_initial]
+    gradients = grad_x, grad_initial, _ = new_gradients(a)
     if not (elements and steps):
-        for gradient, grad in zip(grad_initial, grad_final):
-            gradient.zero_()
-            if gradient.numel() and grad is not None:
-                gradient.copy_(grad)
-        gradients = [p.new_zeros(p.shape if needed else 0) for p, needed in zip(parameters, a.need_parameters)]
-        return grad_x.zero_(), grad_initial, gradients
+        zero_gradients(a, gradients)
+        return gradients
     read, _ = _reads(a.neuron, a.variant, any(a.need_parameters))
     x, initial, grad_final = x.contiguous(), _contiguous(a.initial), _contiguous(grad_final)
     constant_input = a.num_steps is not None
@@ -291,7 +289,7 @@ def neuron_sequence_bwd(*arguments: Any) -> OperatorResults:
         upstream_row(a.grad_spk),
         [upstream_row(grad) for grad in a.grad_states],
         grad_final,
-        (grad_x, [gradient if gradient.numel() else None for gradient in grad_initial]),
+        (grad_x, without_empty(grad_initial)),
         a.need_parameters,
     )
     return grad_x, grad_initial, grad_parameters
