@@ -119,6 +119,8 @@ class FusedNeuron(AttributeStates):
     _reset_mechanism: str
     # True if snnTorch's step has so many operations that kernels are faster at any size.
     has_long_step = False
+    # True if the operator of a step is also used in graphs of other compilers than ours.
+    fuses_when_compiled = False
     # The description of the last step, and the attributes that it compares.
     _description: Optional[StepDescription] = None
     _keywords: Tuple[str, ...]
@@ -433,13 +435,19 @@ class FusedNeuron(AttributeStates):
 
         Raises:
             TypeError: a state is passed although ``init_hidden=True``.
+
+        Warns:
+            UserWarning: ``mem`` of :class:`Leaky` has another shape than ``input_``; the step starts from zeros.
         """
+        if named:
+            states, named = self._by_position(states, named)
         if step_operators.enabled and self._reset_in_trace():
             self._reset_hidden()
         if is_exporting():
             return self._exported(super().forward, input_, *states, **named)
         if is_compiling():
-            result = self._fused_step(input_, states, named)
+            self._check_step(input_, states)
+            result = None if named else self._fused_step(input_, states)
             if result is None and self._replaced():
                 self._warn_replaced(stacklevel=6)
             if result is None and self.inhibition and step_operators.tracing():
@@ -449,16 +457,28 @@ class FusedNeuron(AttributeStates):
                 return super().forward(input_, *(states if named else self._stock_states(states)), **named)
             return result
         description = self._describe()
-        if description.plan is None:
-            return super().forward(input_, *states, **named)
-        result = None if named else self._direct_step(description, input_, states)
+        result = None
+        if description.plan is not None and not named:
+            result = self._direct_step(description, input_, states)
         if result is None:
-            result = self._fused_step(input_, states, named)
+            self._check_step(input_, states)
+            if not named and (description.plan is not None or self._on_ipu()):
+                result = self._fused_step(input_, states)
         return super().forward(input_, *states, **named) if result is None else result
 
-    def _fused_step(self, input_: torch.Tensor, states: Sequence[Any], named: Dict[str, Any]) -> Any:
+    def _by_position(self, states: Tuple[Any, ...], named: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+        """Return states that are given by name in their order; unknown names stay, and snnTorch's code raises."""
+        missing = self._states()[len(states) :]
+        if not set(named) <= set(missing):
+            return states, named
+        return (*states, *(named.get(name) for name in missing)), {}
+
+    def _check_step(self, input_: Any, states: Sequence[Any]) -> None:
+        """Check the arguments of a step that the direct call does not take; snnTorch's code has its own checks."""
+
+    def _fused_step(self, input_: torch.Tensor, states: Sequence[Any]) -> Any:
         """Run a step on a kernel; return None if snnTorch's code must run."""
-        if is_compiling() and not step_operators.tracing():
+        if is_compiling() and not (step_operators.tracing() or self.fuses_when_compiled):
             return None  # another compiler than ours fuses snnTorch's operations
         names = self._states()
         if (
@@ -466,14 +486,13 @@ class FusedNeuron(AttributeStates):
             or input_.dtype not in (torch.float32, torch.float64)
             or input_.dim() == 0
             or len(states) > len(names)
-            or not set(named) <= set(names[len(states) :])
-            or (self.init_hidden and any(s is not None for s in (*states, *named.values())))
+            or (self.init_hidden and any(s is not None for s in states))
             or self._is_snntorchs_on_gpu(input_)
             or not self._fuses()
         ):
             return None
-        passed = {**dict(zip(names, states)), **named}
-        hidden = [getattr(self, name) if passed.get(name) is None else passed[name] for name in names]
+        passed = [*states, *[None] * (len(names) - len(states))]
+        hidden = [getattr(self, name) if state is None else state for name, state in zip(names, passed)]
         initial: List[Optional[torch.Tensor]] = []
         for name, state in zip(names, hidden):
             if not isinstance(state, torch.Tensor):

@@ -1,22 +1,15 @@
 """``snnipu.Leaky``: snnTorch's leaky integrate-and-fire layer on fused kernels."""
 
 import warnings
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple
 
 import snntorch
 import torch
 
-from snnipu._checks import DTYPES
-from snnipu._names import installed
-from snnipu._route import is_exporting
 from snnipu.backends import popart
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import step_operators
-from snnipu.ops._arguments import is_compiling
 from snnipu.surrogate import SpikeGrad
-
-_LOW_PRECISION = (torch.float16, torch.bfloat16)
-_FLOAT = torch.float32
 
 
 class Leaky(FusedNeuron, snntorch.Leaky):
@@ -133,7 +126,10 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             reset_delay=reset_delay,
         )
 
-    mem: torch.Tensor
+    mem: Any
+
+    # The operator is in the graphs of other compilers, too.
+    fuses_when_compiled = True
 
     def _has_kernel(self) -> bool:
         # On every device. The operator evaluates a surrogate without a kernel as a PyTorch function.
@@ -148,106 +144,18 @@ class Leaky(FusedNeuron, snntorch.Leaky):
             )
         return on_ipu
 
-    def forward(  # type: ignore[override]  # callers may pass the state by name
-        self, input_: torch.Tensor, mem: Optional[torch.Tensor] = None
-    ) -> Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
-        """Run one time step.
-
-        Args:
-            input_: current, ``[B, ...]``.
-            mem: membrane after the step before, of the same shape. None: the attribute ``mem``, or zeros if its shape
-                differs from the input's.
-
-        Returns:
-            ``(spk, mem)``, both ``[B, ...]``; ``spk`` alone with ``init_hidden=True`` and ``output=False``.
-
-        Raises:
-            TypeError: ``mem`` is passed although ``init_hidden=True``; ``input_`` or ``mem`` is no floating tensor.
-            ValueError: ``beta``, ``threshold`` or ``graded_spikes_factor`` does not broadcast to ``input_``.
-
-        Warns:
-            UserWarning: ``mem`` has another shape than ``input_``; the step starts from zeros, as in snnTorch.
-        """
-        if step_operators.enabled and self._reset_in_trace():
-            self.reset_mem()
-        if is_exporting():
-            return self._exported(super(FusedNeuron, self).forward, input_, mem)
-        if not is_compiling():
-            description = self._describe()
-            if description.plan is not None:
-                result = self._direct_step(description, input_, (mem,))
-                if result is not None:
-                    return result
-            elif self._stock_takes(input_, mem):
-                return super(FusedNeuron, self).forward(input_)  # snnTorch's
-        on_ipu = self._on_ipu()
+    def _check_step(self, input_: Any, states: Sequence[Any]) -> None:
         if not isinstance(input_, torch.Tensor):
             raise TypeError(f"input_ must be a torch.Tensor, got {type(input_).__name__}")
-        if mem is not None:
-            if self.init_hidden:
-                raise TypeError("`mem` should not be passed as an argument while `init_hidden=True`")
-            self._check_state(input_, mem)
-        state = self.mem if mem is None else mem
-        fresh = state.shape != input_.shape
-        state_dtype = state.dtype if not fresh else input_.dtype
-        dtype = input_.dtype if state_dtype == input_.dtype else torch.promote_types(input_.dtype, state_dtype)
-        dtype = self._promoted(dtype)
-        if dtype not in DTYPES:
-            raise TypeError(f"input_ must be real and floating (or integer), got {input_.dtype}")
-        # snnTorch's operations round the decayed membrane to the state's narrower dtype, or to 16 bits.
-        rounds = not fresh or self._reset_mechanism == "none" or installed.SPIKES_KEEP_DTYPE
-        rounds = rounds and dtype in _LOW_PRECISION
-        rounds = rounds or not (fresh or state.dtype == dtype)
-        surrogate = self._surrogate()
-        # A single step with a surrogate in PyTorch is slower with the kernel than with snnTorch's code.
-        # In a trace, the compiler may fuse snnTorch's operations with the surrogate's.
-        evaluated = surrogate is not None and surrogate.kernel is None
-        if ((rounds or evaluated or self._is_snntorchs_on_gpu(input_)) and not on_ipu) or not self._fuses():
-            if is_compiling() and self._replaced():
-                self._warn_replaced(stacklevel=6)
-            self.mem = state
-            if self.inhibition and step_operators.tracing():
-                # TorchDynamo cannot trace the indexing of snnTorch's inhibition.
-                return step_operators.call_untraced(super(FusedNeuron, self).forward, input_)
-            return super(FusedNeuron, self).forward(input_)  # snnTorch's
-        dtype = torch.float32 if dtype in _LOW_PRECISION else dtype
-        current = input_ if input_.dtype == dtype else input_.to(dtype)
-        spk, (after,) = self._kernel_step(current, [None if fresh else state])
-        assert after is not None
-        if dtype == torch.float64:
-            spk = spk.to(self._promoted(installed.spike_dtype(dtype), (self.graded_spikes_factor,)))
-        self.mem = after
-        if self.init_hidden and not self.output:
-            return spk
-        return spk, after
-
-    def _stock_takes(self, input_: torch.Tensor, mem: Optional[torch.Tensor]) -> bool:
-        """Return True if snnTorch's ``forward(input_)`` computes this call; ``self.mem`` is then set to ``mem``."""
-        if not isinstance(input_, torch.Tensor) or input_.dtype is not _FLOAT or popart.on_ipu():
-            return False
-        if mem is None:
-            return True
-        if self.init_hidden or not isinstance(mem, torch.Tensor) or mem.shape != input_.shape:
-            return False
-        self.mem = mem
-        return True
-
-    def _promoted(self, dtype: torch.dtype, parameters: Optional[Tuple[torch.Tensor, ...]] = None) -> torch.dtype:
-        """Return ``dtype`` after arithmetic with the parameters; scalar tensors do not widen a floating dtype."""
-        if parameters is None:
-            parameters = (self.beta, self.threshold)
-        for parameter in parameters:
-            if (parameter.dim() > 0 or not dtype.is_floating_point) and parameter.dtype != dtype:
-                dtype = torch.promote_types(dtype, parameter.dtype)
-        return dtype
-
-    def _check_state(self, input_: torch.Tensor, mem: torch.Tensor) -> None:
-        if not isinstance(mem, torch.Tensor):
+        mem = states[0] if states else None
+        if mem is not None and self.init_hidden:
+            raise TypeError("`mem` should not be passed as an argument while `init_hidden=True`")
+        if mem is not None and not isinstance(mem, torch.Tensor):
             raise TypeError(f"mem must be a torch.Tensor or None, got {type(mem).__name__}")
-        if mem.shape == input_.shape or mem.numel() <= 1:
-            return
-        if step_operators.tracing():
-            return  # a warning ends the graph
+        if input_.is_complex() or (mem is not None and mem.is_complex()):
+            raise TypeError(f"input_ must be real and floating (or integer), got {input_.dtype}")
+        if mem is None or mem.shape == input_.shape or mem.numel() <= 1 or step_operators.tracing():
+            return  # in a trace, a warning would end the graph
         # `init_leaky()` returns zeros of the last call's shape, so zeros before a smaller last batch are no mistake.
         if not mem.is_meta and not torch._C._functorch.is_batchedtensor(mem) and not mem.any():
             return
@@ -255,6 +163,14 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         if mem.shape[1:] != input_.shape[1:]:
             message += "; is it another layer's?"
         warnings.warn(message, stacklevel=5)  # the caller of nn.Module.__call__
+
+    def _fused_step(self, input_: torch.Tensor, states: Sequence[Any]) -> Any:
+        if not self._on_ipu():
+            return super()._fused_step(input_, states)
+        current = input_ if input_.dtype == torch.float64 else input_.float()
+        state = self.mem if not states or states[0] is None else states[0]
+        spk, (self.mem,) = self._kernel_step(current, [state if state.shape == current.shape else None])
+        return spk if self.init_hidden and not self.output else (spk, self.mem)
 
     def sequence(  # type: ignore[override]  # callers may pass the state by name
         self, x: torch.Tensor, mem: Optional[torch.Tensor] = None, *, num_steps: Optional[int] = None
