@@ -275,8 +275,6 @@ def accepts_input(x: torch.Tensor) -> bool:
         x.dtype in _DTYPES
         and is_eager(x)
         and (host.library is not None if x.is_cpu else triton.unavailable_reason(x.device) is None)
-        and x.layout is torch.strided
-        and not x.is_neg()
         and x.numel() > 0
         and not popart.on_ipu()
     )

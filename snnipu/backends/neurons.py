@@ -336,8 +336,13 @@ class SingleSteps(NeuronCall):
         copies: Sequence[Optional[torch.Tensor]] = (),
     ) -> None:
         """Write ``spk``, the states ``after`` the step, and ``copies`` of them in the dtype of x."""
-        size = self.elements
-        self.set_forward(x, before, spk, copies, after, size, size)
+        storage, compute, size = self.storage, self.compute, self.elements
+        self.read(_X, "x", x, storage, size)
+        self.write(_SPK, "spk", spk, storage, size)
+        self.read_all(_INITIAL, "initial", before, compute, size)
+        self.write_all(_FINAL, "final", after, compute, size)
+        if copies:
+            self.write_all(_STATES, "states", copies, storage, size)
         self.run(self.neuron.forward, "neuron_sequence_fwd")
 
     def differentiate(self, surrogate: int, surrogate_a: float, surrogate_b: float, grad_parameters: Tensors) -> None:
@@ -350,9 +355,15 @@ class SingleSteps(NeuronCall):
 
         States and inputs that no requested gradient reads may be any tensors of the right size.
         """
-        size = self.elements
-        self.set_backward(a, size, size)
-        self.write(_GRAD_X, "grad_x", a.grad_x, self.storage, size)
+        storage, compute, size = self.storage, self.compute, self.elements
+        self.read(_X, "x", a.x, storage, size)
+        self.read_all(_INITIAL, "initial", a.before, compute, size)
+        self.read_all(_STATES, "states", a.after, storage, size)
+        self.read(_GRAD_SPK, "grad_spk", a.grad_spk, storage, size)
+        self.read_all(_GRAD_STATES, "grad_states", a.grad_states, storage, size)
+        self.read_all(_GRAD_FINAL, "grad_final", a.grad_after, compute, size)
+        self.write(_GRAD_X, "grad_x", a.grad_x, storage, size)
+        self.write_all(_GRAD_INITIAL, "grad_initial", a.grad_before, compute, size)
         self.run(self.neuron.backward, "neuron_sequence_bwd")
 
 

@@ -172,7 +172,12 @@ def neuron_sequence_bwd_reference(*arguments: Any) -> OperatorResults:
     )
 
 
-def new_results(a: ForwardArguments, empty: Callable[..., torch.Tensor] = torch.Tensor.new_empty) -> OperatorResults:
+def new_empty(like: torch.Tensor, shape: Any) -> torch.Tensor:
+    """Allocate a tensor like ``like``."""
+    return like.new_empty(shape)
+
+
+def new_results(a: ForwardArguments, empty: Callable[..., torch.Tensor] = new_empty) -> OperatorResults:
     """Allocate the results of ``neuron_sequence_fwd`` by ``empty``."""
     _, step_shape, shape = layout(a.x, a.num_steps)
     return (
@@ -182,7 +187,7 @@ def new_results(a: ForwardArguments, empty: Callable[..., torch.Tensor] = torch.
     )
 
 
-def new_gradients(a: BackwardArguments, empty: Callable[..., torch.Tensor] = torch.Tensor.new_empty) -> OperatorResults:
+def new_gradients(a: BackwardArguments, empty: Callable[..., torch.Tensor] = new_empty) -> OperatorResults:
     """Allocate the results of ``neuron_sequence_bwd``; that of the input by ``empty``."""
     like, step_shape = a.parameters[0], layout(a.stored, a.num_steps)[1]
     return (
@@ -451,8 +456,9 @@ def is_silent(neuron: str, kernel: Kernel, parameters: Mapping[str, Parameter]) 
 
     The spikes of a user's neuron may depend on parameters and states in other ways.
     """
-    learns = getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
-    return kernel.is_zero and neuron in _neurons.BUILT and not learns
+    if not kernel.is_zero or neuron not in _neurons.BUILT:
+        return False
+    return not getattr(parameters.get("graded_spikes_factor"), "requires_grad", False)
 
 
 def neuron_apply(
