@@ -598,4 +598,7 @@ def check_ids(ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> None
         )
 
 
+# The input of event-driven layers.
+DenseOrSparse = Union[torch.Tensor, SparseSpikes]
+
 __all__ = ["SparseSpikes", "collate"]

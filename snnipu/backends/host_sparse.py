@@ -10,7 +10,7 @@ from snnipu.backends import host, memory
 from snnipu.backends.sparse_call import run
 from snnipu.ops import _fixed
 from snnipu.ops._maps import Geometry, PoolGeometry
-from snnipu.ops._slots import AS_NEEDED
+from snnipu.ops._slots import AS_NEEDED, Slots
 from snnipu.ops._sparse_currents import CurrentsBackward, CurrentsForward, CurrentsGradients
 from snnipu.ops._sparse_layers import LayerBackward, LayerForward, LayerGradients, LayerResults, pool_of, words
 from snnipu.ops.connections import Connection, Convolution2d, Delayed
@@ -21,8 +21,6 @@ from snnipu.ops.sparse_pool2d import PoolBackward
 # Limits of the kernels: places of a map, whose number is stored with a lane; places of a window.
 _MOST_PLACES = 2**26 - 1
 _MOST_IN_WINDOW = 256
-
-Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class _PackedWeight(NamedTuple):

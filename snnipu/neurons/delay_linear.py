@@ -13,7 +13,7 @@ from snnipu.ops._arguments import compute_dtype
 from snnipu.ops.connections import Delayed
 from snnipu.ops.delay_linear import KERNELS, append_silent_steps, delay_linear, delay_linear_dense, taps
 from snnipu.ops.dense_to_sparse import dense_argument
-from snnipu.spikes import SparseSpikes
+from snnipu.spikes import DenseOrSparse, SparseSpikes
 
 
 def check_kernel(kernel: object) -> str:
@@ -98,7 +98,7 @@ class Delays:
         return taps(weight, self.delay, self.max_delay, self.kernel, check_sigma(self.sigma))
 
     def _delayed_product(
-        self, x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor] = None
+        self, x: DenseOrSparse, connected: Delayed, bias: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """Return the delayed product ``[T, B, out]``. An IPU has an operator for spikes alone."""
         if not _route.on_ipu():
@@ -233,7 +233,7 @@ class DelayLinear(Delays, nn.Module):
         if self._in_transit is not None:
             self._in_transit = self._in_transit.detach()
 
-    def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
+    def forward(self, x: DenseOrSparse) -> torch.Tensor:
         """Return the output currents ``[T, B, out]``.
 
         Args:
@@ -270,7 +270,7 @@ class DelayLinear(Delays, nn.Module):
         bias = self._bias(out.dtype)
         return out if bias is None else out + bias
 
-    def sequence(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:
+    def sequence(self, x: DenseOrSparse) -> torch.Tensor:
         """Run all steps with zeros before the first, whether ``init_hidden`` is True or not.
 
         Args:
@@ -291,7 +291,7 @@ class DelayLinear(Delays, nn.Module):
             raise ValueError(f"bias must have shape [{self.out_features}], got {list(bias.shape)}")
         return None if bias is None else bias.to(dtype)
 
-    def _check_input(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
+    def _check_input(self, x: DenseOrSparse) -> DenseOrSparse:
         if isinstance(x, SparseSpikes):
             if x.num_neurons != self.in_features:
                 raise ValueError(f"x must be spikes of in_features = {self.in_features} neurons, got {x.num_neurons}")

@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import snntorch
 import torch
@@ -22,7 +22,7 @@ from snnipu.ops import sparse_input
 from snnipu.ops._arguments import check_lengths, is_compiling, is_direct
 from snnipu.ops.batch_norm import SMALL_STEP, batch_norm_over_time
 from snnipu.ops.dense_pool2d import avg_pool2d, max_pool2d
-from snnipu.spikes import SparseSpikes
+from snnipu.spikes import DenseOrSparse, SparseSpikes
 
 # Stateless modules: the output of a step is a function of that step's input alone, the same at every step.
 _ELEMENTWISE = (
@@ -248,7 +248,7 @@ class MultiStep(nn.Sequential):
 
     def forward(  # type: ignore[override]
         self,
-        x: Union[torch.Tensor, SparseSpikes],
+        x: DenseOrSparse,
         num_steps: Optional[int] = None,
         *,
         all_layers: bool = False,
@@ -330,7 +330,7 @@ class MultiStep(nn.Sequential):
             out = [*(layers[:-1] if _has_neurons(last) else layers), out]
         return out if padding is None else _without_padding(out, padding)
 
-    def paths(self, x: Union[torch.Tensor, SparseSpikes], num_steps: Optional[int] = None) -> Paths:
+    def paths(self, x: DenseOrSparse, num_steps: Optional[int] = None) -> Paths:
         """Run the network once, and return how each module ran.
 
         .. code-block:: python

@@ -22,10 +22,9 @@ from snnipu.ops.dense_pool2d import max_pool2d
 from snnipu.ops.sparse_conv2d import check_groups
 from snnipu.ops.sparse_conv_lif_sequence import Maps, sparse_conv_lif_pool
 from snnipu.ops.sparse_pool2d import mode_code
-from snnipu.spikes import SparseSpikes, SpikeTotals, check_map_shape
+from snnipu.spikes import DenseOrSparse, SparseSpikes, SpikeTotals, check_map_shape
 from snnipu.surrogate import SpikeGrad, atan
 
-DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 MapSize = Optional[Tuple[int, int]]
 
 

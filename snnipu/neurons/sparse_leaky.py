@@ -19,11 +19,10 @@ from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.ops.select_spikes import grad_threshold_argument
-from snnipu.spikes import SparseSpikes, SpikeTotals
+from snnipu.spikes import DenseOrSparse, SparseSpikes, SpikeTotals
 from snnipu.surrogate import SpikeGrad, as_surrogate
 
 Parameter = Union[float, torch.Tensor]
-DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 _FACTOR = "graded_spikes_factor"
 
 

@@ -16,9 +16,8 @@ from snnipu.ops._break_even import break_even, is_dense
 from snnipu.ops.connections import Connection, FullyConnected, Listed
 from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.ops.listed_linear import check_synapses, listed_linear
-from snnipu.spikes import SparseSpikes
+from snnipu.spikes import DenseOrSparse, SparseSpikes
 
-DenseOrSparse = Union[torch.Tensor, SparseSpikes]
 PATHS = ("auto", "sparse", "dense")
 
 
@@ -123,7 +122,7 @@ class SparseLinear(nn.Linear):
         self.path = check_path(path)
         self._measured = DeviceActivity()
 
-    def forward(self, x: Union[torch.Tensor, SparseSpikes]) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x: DenseOrSparse) -> torch.Tensor:  # type: ignore[override]
         """Return the output ``[T, B, out]``.
 
         Args:

@@ -21,7 +21,7 @@ from snnipu.ops._break_even import CONVOLUTION_AND_POOL
 from snnipu.ops._maps import reached
 from snnipu.ops._slots import check_max_spikes, overflow_code
 from snnipu.ops._spike_gradient import fused
-from snnipu.spikes import SparseSpikes, SpikeTotals
+from snnipu.spikes import DenseOrSparse, SparseSpikes, SpikeTotals
 from snnipu.surrogate import SpikeGrad
 
 if TYPE_CHECKING:
@@ -304,9 +304,7 @@ class SparseNetwork(nn.Module):
         self._input: Optional[SpikeTotals] = None
         self.ipu_plan: Optional[Plan] = None
 
-    def forward(
-        self, x: Union[torch.Tensor, SparseSpikes], *, all_layers: bool = False
-    ) -> Union[SparseSpikes, List[SparseSpikes]]:
+    def forward(self, x: DenseOrSparse, *, all_layers: bool = False) -> Union[SparseSpikes, List[SparseSpikes]]:
         """Run all time steps of a batch through all layers.
 
         Args:
@@ -322,7 +320,7 @@ class SparseNetwork(nn.Module):
         """
         first = self._limited(x)
         self._input = first._totals() if isinstance(first, SparseSpikes) else None
-        out: Union[torch.Tensor, SparseSpikes] = first
+        out: DenseOrSparse = first
         every: List[SparseSpikes] = []
         if isinstance(first, SparseSpikes) and self._runs_as_operator():
             every = self._on_ipu(first)
@@ -337,8 +335,8 @@ class SparseNetwork(nn.Module):
         return out
 
     def _run_layer(
-        self, layers: List[Any], index: int, x: Union[torch.Tensor, SparseSpikes], delay: int, all_layers: bool
-    ) -> Tuple[Union[torch.Tensor, SparseSpikes], Optional[SparseSpikes]]:
+        self, layers: List[Any], index: int, x: DenseOrSparse, delay: int, all_layers: bool
+    ) -> Tuple[DenseOrSparse, Optional[SparseSpikes]]:
         """Run a layer and its pools; return their output, and the layer's spikes (None if one operator pools them)."""
         layer = layers[index]
         pool = None if all_layers or is_compiling() or popart.on_ipu() else self._fusable_pool(layers, index)
@@ -428,7 +426,7 @@ class SparseNetwork(nn.Module):
             layer._last = layer_spikes._totals()
         return every
 
-    def _limited(self, x: Union[torch.Tensor, SparseSpikes]) -> Union[torch.Tensor, SparseSpikes]:
+    def _limited(self, x: DenseOrSparse) -> DenseOrSparse:
         """Return the input in at most ``max_spikes[0]`` slots."""
         limit = self.max_input_spikes
         if isinstance(x, SparseSpikes):

@@ -8,7 +8,7 @@ import torch
 
 from snnipu import _route
 from snnipu.neurons.sparse_conv import ConvolutionalNeurons
-from snnipu.neurons.sparse_leaky import DenseOrSparse, FullyConnectedNeurons, Parameter, SparseNeurons
+from snnipu.neurons.sparse_leaky import FullyConnectedNeurons, Parameter, SparseNeurons
 from snnipu.neurons.sparse_linear import check_path
 from snnipu.neurons.zoo import Synaptic
 from snnipu.ops import eventprop
@@ -19,7 +19,7 @@ from snnipu.ops.delay_linear import within_steps
 from snnipu.ops.neuron_sequence import Results
 from snnipu.ops.recurrent_sequence import RecurrentConnection
 from snnipu.ops.sparse_conv2d import conv_argument
-from snnipu.spikes import SparseSpikes
+from snnipu.spikes import DenseOrSparse, SparseSpikes
 from snnipu.surrogate import SpikeGrad
 
 

@@ -1,12 +1,12 @@
 """Break-even activities between dense products and gathers of weights, and the choice between the two."""
 
 from math import prod
-from typing import Callable, NamedTuple, Sequence, Union
+from typing import Callable, NamedTuple, Sequence
 
 import torch
 
 from snnipu.ops._arguments import count_nonzero
-from snnipu.spikes import SparseSpikes
+from snnipu.spikes import DenseOrSparse, SparseSpikes
 
 
 class Shares(NamedTuple):
@@ -105,7 +105,7 @@ def convolution_share(channels: int) -> float:
 
 
 def is_dense(
-    x: Union[torch.Tensor, SparseSpikes],
+    x: DenseOrSparse,
     path: str,
     limit: float,
     compiled: bool,

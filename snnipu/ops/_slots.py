@@ -12,6 +12,9 @@ OVERFLOWS = {"lowest": False, "rotate": True}
 # The capacity that means: as many slots as the busiest row needs.
 AS_NEEDED = -1
 
+# Tensors ids, values, counts and a fourth one, as a rule the dropped spikes.
+Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 def overflow_code(overflow: str) -> bool:
     """Return True if the order is ``rotate``; check that it is known."""
@@ -91,9 +94,7 @@ def select(
     return ids.int(), counts.int(), (counted - counts).int()
 
 
-def select_among_slots(
-    ids: torch.Tensor, counts: torch.Tensor, num_neurons: int, capacity: int, rotate: bool
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def select_among_slots(ids: torch.Tensor, counts: torch.Tensor, num_neurons: int, capacity: int, rotate: bool) -> Slots:
     """Select among existing slots in the order of :func:`select`.
 
     Returns ids, the old slot of each new slot, counts and dropped.
@@ -110,9 +111,7 @@ def select_among_slots(
     return ids.gather(-1, chosen).contiguous(), chosen, kept, counts - kept
 
 
-def limit(
-    spikes: SparseSpikes, max_spikes: int, overflow: str
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def limit(spikes: SparseSpikes, max_spikes: int, overflow: str) -> Slots:
     """Run :func:`select_among_slots` for ``SparseSpikes.limit``; check its arguments."""
     check_int("max_spikes", max_spikes, 0)
     return select_among_slots(spikes.ids, spikes.counts, spikes.num_neurons, max_spikes, overflow_code(overflow))

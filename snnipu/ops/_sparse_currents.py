@@ -126,6 +126,7 @@ class SparseCurrents(torch.autograd.Function):
         counts: torch.Tensor,
         synapses: Optional[torch.Tensor],
         lags: Optional[torch.Tensor],
+        dense: Optional[torch.Tensor],
     ) -> torch.Tensor:
         ctx.save_for_backward(values, weight, ids, counts, synapses, lags)
         ctx.operators, ctx.geometry, ctx.operator = operators, geometry, operators.name
@@ -143,7 +144,12 @@ class SparseCurrents(torch.autograd.Function):
         tensors = (grad.contiguous(), ids, values, counts, weight)
         record = CurrentsBackward._make((*tensors, ctx.geometry, *need, synapses, lags))
         grads = ctx.operators.backward(record, weight, grad, values, ids, counts, synapses, lags)
-        return (None, None, *(g if needed else None for g, needed in zip(grads, need)), None, None, None, None)
+        grad_dense = None
+        if ctx.needs_input_grad[9]:
+            input_bwd = getattr(torch.ops.snnipu, f"{ctx.operator}_input_bwd")
+            grad_dense = input_bwd(tensors[0], weight, lags, ctx.geometry[0])
+        gradients = (g if needed else None for g, needed in zip(grads, need))
+        return (None, None, *gradients, None, None, None, None, grad_dense)
 
 
 def currents_apply(
@@ -156,9 +162,10 @@ def currents_apply(
     geometry: Optional[List[int]] = None,
     synapses: Optional[torch.Tensor] = None,
     lags: Optional[torch.Tensor] = None,
+    dense: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """Return the currents ``[T, B, neurons]`` of checked arguments, differentiable."""
     currents: torch.Tensor = SparseCurrents.apply(
-        operators, geometry, values, weight, bias, ids, counts, synapses, lags
+        operators, geometry, values, weight, bias, ids, counts, synapses, lags, dense
     )
     return currents

@@ -15,6 +15,7 @@ from snnipu.ops._records import Operator, Operators
 from snnipu.ops._reference import leaky_adjoint, leaky_step
 from snnipu.ops._slots import (
     AS_NEEDED,
+    Slots,
     capacity_argument,
     gather,
     overflow_code,
@@ -428,7 +429,7 @@ class SparseLayer(torch.autograd.Function):
         threshold: torch.Tensor,
         ids: torch.Tensor,
         counts: torch.Tensor,
-    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Slots:
         n = o.neurons
         record = LayerForward(
             ids,
@@ -497,11 +498,11 @@ def layer_apply(
     max_spikes: Optional[int] = None,
     overflow: str = "lowest",
     window: Optional[List[int]] = None,
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Slots:
     """Run :class:`SparseLayer` on checked arguments."""
     weight, geometry = connected.weight, connected.geometry
     capacity = capacity_argument(max_spikes, connected.neurons, weight)
-    outputs: Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = SparseLayer.apply(
+    outputs: Slots = SparseLayer.apply(
         _LayerOptions(layer, neurons.options, geometry, capacity, overflow_code(overflow), window),
         spikes.values.to(weight.dtype),
         weight,

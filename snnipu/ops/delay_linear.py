@@ -1,16 +1,14 @@
 """A linear layer whose synapses have delays: the operators of ``DelayLinear``; not public."""
 
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, Optional, Tuple
 
 import torch
 
 from snnipu.ops import _sparse_currents
-from snnipu.ops._arguments import is_differentiated
-from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
 from snnipu.ops._slots import capacity_argument
 from snnipu.ops.connections import Delayed
-from snnipu.spikes import SparseSpikes
+from snnipu.spikes import DenseOrSparse, SparseSpikes
 
 OPERATORS = _sparse_currents.define("delay_linear", without=["synapses"])
 KERNELS = ("linear", "gaussian")
@@ -29,7 +27,7 @@ def _input_bwd_meta(grad: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.
     return grad.new_empty((*grad.shape[:2], weight.shape[0]))
 
 
-_input_bwd = define(delay_linear_input_bwd_reference, _input_bwd_meta)
+define(delay_linear_input_bwd_reference, _input_bwd_meta)
 
 
 def shares(delay: torch.Tensor, max_delay: int, kernel: str, sigma: float) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -79,7 +77,7 @@ def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str,
     return Delayed(arriving, lags, max_delay + (2 if kernel == "linear" else 1))
 
 
-def append_silent_steps(x: Union[torch.Tensor, SparseSpikes], steps: int) -> Union[torch.Tensor, SparseSpikes]:
+def append_silent_steps(x: DenseOrSparse, steps: int) -> DenseOrSparse:
     """Return the input followed by ``steps`` steps without spikes."""
     if not isinstance(x, SparseSpikes):
         return _padded(x, steps)
@@ -91,9 +89,7 @@ def _padded(x: torch.Tensor, steps: int) -> torch.Tensor:
     return torch.cat([x, x.new_zeros(steps, *x.shape[1:])])
 
 
-def delay_linear(
-    x: Union[torch.Tensor, SparseSpikes], connected: Delayed, bias: Optional[torch.Tensor] = None
-) -> torch.Tensor:
+def delay_linear(x: DenseOrSparse, connected: Delayed, bias: Optional[torch.Tensor] = None) -> torch.Tensor:
     """Return the currents ``[T, B, neurons]`` of spikes, or of a dense ``[T, B, inputs]`` in the weights' dtype."""
     connected = within_steps(connected, x.shape[0])
     weight, lags, geometry = connected.weight, connected.lags, connected.geometry
@@ -102,10 +98,7 @@ def delay_linear(
         return _sparse_currents.currents_apply(OPERATORS, x.ids, values, x.counts, weight, bias, geometry, lags=lags)
     dense = x.detach().contiguous()
     slots = torch.ops.snnipu.dense_to_sparse_fwd(dense, capacity_argument(None, dense.shape[2], x), False)[:3]
-    if is_differentiated((x, weight, bias)):
-        currents: torch.Tensor = _DenseDelayLinear.apply(x, weight, bias, *slots, lags, geometry)
-        return currents
-    return _forward(*slots, weight, bias, geometry, lags)
+    return _sparse_currents.currents_apply(OPERATORS, *slots, weight, bias, geometry, lags=lags, dense=x)
 
 
 def delay_linear_dense(
@@ -132,44 +125,3 @@ def within_steps(connected: Delayed, steps: int) -> Delayed:
     steps."""
     last = steps + connected.weight.shape[2]
     return connected if connected.span <= last else Delayed(connected.weight, connected.lags.clamp(max=steps), last)
-
-
-def _forward(*arguments: Any) -> torch.Tensor:
-    currents: torch.Tensor = torch.ops.snnipu.delay_linear_fwd(*arguments)
-    return currents
-
-
-class _DenseDelayLinear(torch.autograd.Function):
-    """The autograd function of a dense input, whose zeros have a gradient, too."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: Optional[torch.Tensor],
-        ids: torch.Tensor,
-        values: torch.Tensor,
-        counts: torch.Tensor,
-        lags: torch.Tensor,
-        geometry: List[int],
-    ) -> torch.Tensor:
-        ctx.save_for_backward(weight, ids, values, counts, lags)
-        ctx.geometry = geometry
-        return _forward(ids, values, counts, weight, bias, geometry, lags)
-
-    @staticmethod
-    @once_differentiable("DelayLinear")
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        weight, ids, values, counts, lags = ctx.saved_tensors
-        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
-        grad = grad.contiguous()
-        grad_x = _input_bwd(grad, weight, lags, ctx.geometry[0]) if need_x else None
-        grad_weight = grad_bias = None
-        if need_weight or need_bias:
-            needs = (False, need_weight, need_bias)
-            _, grad_weight, grad_bias = torch.ops.snnipu.delay_linear_bwd(
-                grad, ids, values, counts, weight, ctx.geometry, *needs, lags
-            )
-            grad_weight, grad_bias = grad_weight if need_weight else None, grad_bias if need_bias else None
-        return grad_x, grad_weight, grad_bias, None, None, None, None, None

@@ -8,21 +8,17 @@ from snnipu import _route
 from snnipu._checks import check_tensor
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
-from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, select
+from snnipu.ops._slots import Slots, capacity_argument, check_max_spikes, gather, overflow_code, select
 from snnipu.spikes import SparseSpikes
 
 
-def dense_to_sparse_fwd_reference(
-    x: torch.Tensor, capacity: int, rotate: bool
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def dense_to_sparse_fwd_reference(x: torch.Tensor, capacity: int, rotate: bool) -> Slots:
     """Compute ``snnipu::dense_to_sparse_fwd`` in plain PyTorch."""
     ids, counts, dropped = select(x != 0, x != 0, capacity, rotate)
     return ids, gather(x, ids, counts), counts, dropped
 
 
-def meta_slots(
-    x: torch.Tensor, capacity: int, *_: Any
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def meta_slots(x: torch.Tensor, capacity: int, *_: Any) -> Slots:
     """Return empty ids, values, counts and dropped of the right shapes and dtypes."""
     shape = (*x.shape[:2], capacity if capacity >= 0 else x.shape[2])
     pair = (*x.shape[:2], 2)
@@ -39,7 +35,7 @@ class DenseToSparse(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, x: torch.Tensor, capacity: int, rotate: bool
-    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Slots:
         ids, values, counts, dropped = torch.ops.snnipu.dense_to_sparse_fwd(x, capacity, rotate)
         ctx.save_for_backward(ids, counts)
         ctx.num_neurons = x.shape[2]

@@ -8,7 +8,7 @@ from snnipu import _route
 from snnipu.ops._arguments import Parameter, parameter_argument
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
-from snnipu.ops._slots import capacity_argument, check_max_spikes, gather, overflow_code, scatter, select
+from snnipu.ops._slots import Slots, capacity_argument, check_max_spikes, gather, overflow_code, scatter, select
 from snnipu.ops._spike_gradient import IDENTITY, fused, through_spikes
 from snnipu.ops.dense_to_sparse import dense_argument, meta_slots
 from snnipu.spikes import SparseSpikes
@@ -17,7 +17,7 @@ from snnipu.surrogate import Kernel, SpikeGrad
 
 def select_spikes_fwd_reference(
     mem: torch.Tensor, threshold: torch.Tensor, grad_threshold: Optional[float], capacity: int, rotate: bool
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Slots:
     """Compute ``snnipu::select_spikes_fwd`` in plain PyTorch."""
     fired = mem - threshold > 0
     carried = torch.ones_like(fired) if grad_threshold is None else mem > grad_threshold
@@ -53,7 +53,7 @@ def select_spikes_bwd_reference(*arguments: Any) -> Tuple[torch.Tensor, torch.Te
 
 def _fwd_meta(
     mem: torch.Tensor, _threshold: torch.Tensor, _level: Optional[float], capacity: int, _rotate: bool
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Slots:
     return meta_slots(mem, capacity)
 
 
@@ -86,7 +86,7 @@ class SelectSpikes(torch.autograd.Function):
         rotate: bool,
         kernel: Optional[Kernel],
         spike_grad: Optional[SpikeGrad],
-    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Slots:
         ids, values, counts, dropped = torch.ops.snnipu.select_spikes_fwd(
             mem, threshold, grad_threshold, capacity, rotate
         )

@@ -10,7 +10,7 @@ from snnipu.ops._arguments import is_compiling
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Pair, PoolGeometry, as_list, pair, pool_geometry, spike_maps
 from snnipu.ops._records import define
-from snnipu.ops._slots import AS_NEEDED, check_spikes, gather, scatter, select
+from snnipu.ops._slots import AS_NEEDED, Slots, check_spikes, gather, scatter, select
 from snnipu.spikes import SparseSpikes, check_ids
 
 # Other pools, such as "lp", have no sparse form.
@@ -29,7 +29,7 @@ def _windows(x: torch.Tensor, sizes: PoolGeometry, padding_value: float) -> torc
 
 def sparse_pool2d_fwd_reference(
     ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, geometry: List[int], mode: int, capacity: int
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Slots:
     """Compute ``snnipu::sparse_pool2d_fwd`` in plain PyTorch.
 
     The last result, ``source``, is the input slot that gets the gradient of each output slot of a maximum. It is empty
@@ -99,7 +99,7 @@ def sparse_pool2d_bwd_reference(*arguments: Any) -> torch.Tensor:
 
 def _fwd_meta(
     ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, geometry: List[int], mode: int, capacity: int
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Slots:
     slots = PoolGeometry(*geometry).neurons if capacity == AS_NEEDED else capacity
     shape = (*ids.shape[:2], slots)
     source = ids.new_empty(shape if mode == MODES["max"] else 0)
@@ -129,7 +129,7 @@ class SparsePool2d(torch.autograd.Function):
         geometry: List[int],
         mode: int,
         capacity: int,
-    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Slots:
         out = torch.ops.snnipu.sparse_pool2d_fwd(ids, values, counts, geometry, mode, capacity)
         ids_out, values_out, counts_out, source = out
         ctx.save_for_backward(ids, counts, ids_out, counts_out, source)

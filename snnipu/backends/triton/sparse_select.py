@@ -20,10 +20,8 @@ from snnipu.backends.triton.sparse_maths import (
     per_neuron,
     scalar,
 )
-from snnipu.ops._slots import AS_NEEDED
+from snnipu.ops._slots import AS_NEEDED, Slots
 from snnipu.ops.select_spikes import SelectBackward
-
-Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 _SLOT_BLOCK = 256
 # Limit of the elements in one sum over dense rows: 32 MiB in float32.
