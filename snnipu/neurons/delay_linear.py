@@ -8,11 +8,10 @@ from torch import nn
 
 from snnipu import _route
 from snnipu._checks import check_device, check_int
-from snnipu.neurons.sparse_linear import init_like_linear
+from snnipu.neurons.sparse_linear import init_like_linear, input_argument
 from snnipu.ops._arguments import compute_dtype
 from snnipu.ops.connections import Delayed
 from snnipu.ops.delay_linear import KERNELS, append_silent_steps, delay_linear, delay_linear_dense, taps
-from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.spikes import DenseOrSparse, SparseSpikes
 
 
@@ -292,17 +291,8 @@ class DelayLinear(Delays, nn.Module):
         return None if bias is None else bias.to(dtype)
 
     def _check_input(self, x: DenseOrSparse) -> DenseOrSparse:
-        if isinstance(x, SparseSpikes):
-            if x.num_neurons != self.in_features:
-                raise ValueError(f"x must be spikes of in_features = {self.in_features} neurons, got {x.num_neurons}")
-        else:
-            if isinstance(x, torch.Tensor) and not x.is_complex():
-                x = x.to(compute_dtype(self.weight.dtype))
-            x = dense_argument("x", x)
-            if x.shape[2] != self.in_features:
-                raise ValueError(f"x must have shape [T, B, in_features={self.in_features}], got {tuple(x.shape)}")
-        check_device("x", x, "the layer", self.weight.device)
-        return x
+        x = input_argument(x, self.in_features, self.weight)
+        return x.to(compute_dtype(self.weight.dtype)) if isinstance(x, torch.Tensor) else x
 
     def extra_repr(self) -> str:
         hidden = ", init_hidden=True" if self.init_hidden else ""

@@ -534,14 +534,19 @@ class FusedNeuron(AttributeStates):
         surrogate, values = self._surrogate(), self._values()
         assert surrogate is not None
         assert surrogate.kernel is not None
-        return step_operators.neuron_step(
+        step, tensors, more = self._step_operator()
+        return step(  # type: ignore[no-any-return]
             x,
             states,
-            tuple(values.values()),
+            (*values.values(), *tensors),
             surrogate.kernel.plain(),
-            (self.equation, tuple(values), tuple(self._options().items())),
+            (self.equation, tuple(values), tuple(self._options().items()), *more),
             why_not,
         )
+
+    def _step_operator(self) -> Tuple[Any, Sequence[Any], Sequence[Any]]:
+        """Return the step operator, and its further parameters and options."""
+        return step_operators.neuron_step, (), ()
 
     def _spike_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of snnTorch's spikes of a membrane of ``dtype``."""

@@ -12,7 +12,7 @@ from snnipu.backends import popart
 from snnipu.neurons._hooks import is_plain
 from snnipu.neurons.multistep import Join, chunk_lengths
 from snnipu.neurons.sparse_leaky import Parameter, SparseNeurons
-from snnipu.neurons.sparse_linear import check_path
+from snnipu.neurons.sparse_linear import check_path, init_like_linear
 from snnipu.ops._arguments import compute_dtype, is_compiling, is_direct
 from snnipu.ops._break_even import CONVOLUTION, convolution_share, is_dense
 from snnipu.ops._maps import Pair, Size, input_map_shape, pair, reached
@@ -68,10 +68,7 @@ class _MapLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the initial weights of ``nn.Conv2d``."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if self.bias is not None:
-            bound = 1 / math.sqrt(self.weight[0].numel())
-            nn.init.uniform_(self.bias, -bound, bound)
+        init_like_linear(self.weight, self.bias)
 
     def _maps(self) -> Dict[str, Any]:
         """Return the sizes as keywords of the operators."""

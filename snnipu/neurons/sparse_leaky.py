@@ -249,11 +249,7 @@ class SparseNeurons(nn.Module):
 
     def dense_state_dict(self) -> Dict[str, torch.Tensor]:
         """Return the ``state_dict`` of :meth:`to_dense`'s network, which computes the same."""
-        linear, neuron = self.to_dense()
-        return {
-            **{f"0.{name}": value for name, value in linear.state_dict().items()},
-            **{f"1.{name}": value for name, value in neuron.state_dict().items()},
-        }
+        return dict(self.to_dense().state_dict())
 
     def load_dense_state_dict(self, state: Dict[str, torch.Tensor]) -> None:
         """Load weight, bias and the neuron's parameters from the ``state_dict`` of a network as of :meth:`to_dense`.

@@ -42,6 +42,21 @@ def choose_path(x: DenseOrSparse, weight: torch.Tensor, path: str, measured: Dev
     return choose_form(x, FullyConnected(weight), path, measured)
 
 
+def input_argument(x: DenseOrSparse, in_features: int, weight: torch.Tensor) -> DenseOrSparse:
+    """Check the input of a layer with this weight; return it, dense integers in the dtype of the computation."""
+    if isinstance(x, SparseSpikes):
+        if x.num_neurons != in_features:
+            raise ValueError(f"x must be spikes of in_features={in_features} neurons, got {x.num_neurons}")
+    else:
+        if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex()):
+            x = x.to(compute_dtype(weight.dtype))
+        x = dense_argument("x", x)
+        if x.shape[2] != in_features:
+            raise ValueError(f"x must have shape [T, B, in_features={in_features}], got {tuple(x.shape)}")
+    check_device("x", x, "the layer", weight.device)
+    return x
+
+
 def choose_form(x: DenseOrSparse, connected: Connection, path: str, measured: DeviceActivity) -> DenseOrSparse:
     """Return the input of a layer in the form whose product is to be computed: a dense tensor, or spikes.
 
@@ -54,18 +69,9 @@ def choose_form(x: DenseOrSparse, connected: Connection, path: str, measured: De
         path: ``"auto"``, ``"sparse"`` or ``"dense"``.
         measured: the layer's measurements of activity.
     """
-    in_features, weight = connected.inputs, connected.weight
+    weight = connected.weight
     compiled = popart.uses_operator("event-driven layers", "SparseLinear") or is_compiling()
-    if isinstance(x, SparseSpikes):
-        if x.num_neurons != in_features:
-            raise ValueError(f"x must be spikes of in_features={in_features} neurons, got {x.num_neurons}")
-    else:
-        if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex()):
-            x = x.to(compute_dtype(weight.dtype))
-        x = dense_argument("x", x)
-        if x.shape[2] != in_features:
-            raise ValueError(f"x must have shape [T, B, in_features={in_features}], got {tuple(x.shape)}")
-    check_device("x", x, "the layer", weight.device)
+    x = input_argument(x, connected.inputs, weight)
 
     def on_gpu(spikes: SparseSpikes) -> bool:
         return not compiled and _is_dense_on_gpu(spikes, weight, measured)
@@ -80,7 +86,7 @@ def init_like_linear(weight: torch.Tensor, bias: Optional[torch.Tensor]) -> None
     """Draw the initial values of ``nn.Linear``."""
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
     if bias is not None:
-        bound = 1 / math.sqrt(weight.shape[1])
+        bound = 1 / math.sqrt(weight[0].numel())
         nn.init.uniform_(bias, -bound, bound)
 
 

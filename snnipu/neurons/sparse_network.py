@@ -471,12 +471,7 @@ class SparseNetwork(nn.Module):
 
     def dense_state_dict(self) -> Dict[str, torch.Tensor]:
         """Return the ``state_dict`` of the dense network ``MultiStep(nn.Linear, Leaky, nn.Linear, Leaky, ...)``."""
-        state: Dict[str, torch.Tensor] = {}
-        for first, layer in zip(self._dense_places(), self.layers):
-            for name, value in layer.dense_state_dict().items():
-                module, _, tensor_name = name.partition(".")
-                state[f"{first + int(module)}.{tensor_name}"] = value
-        return state
+        return dict(MultiStep(*self._dense_modules()).state_dict())
 
     def _dense_places(self) -> List[int]:
         """Return the place of each layer's ``nn.Linear`` or ``nn.Conv2d`` among the dense network's modules."""
@@ -534,11 +529,15 @@ class SparseNetwork(nn.Module):
         """
         if self.delay and len(self.layers) > 1:
             raise ValueError("to_dense: MultiStep passes spikes on within a step, and this network has delay=1")
+        return MultiStep(*self._dense_modules())
+
+    def _dense_modules(self) -> List[nn.Module]:
+        """Return the modules of the dense twin."""
         modules: List[nn.Module] = []
         for flattens, layer, pools in self._dense_parts():
             modules += [nn.Flatten()] if flattens else []
             modules += [*layer.to_dense(), *(pool.to_dense() for pool in pools)]
-        return MultiStep(*modules)
+        return modules
 
     def extra_repr(self) -> str:
         return f"sizes={self.description}, delay={self.delay}"

@@ -287,21 +287,11 @@ class _Recurrent(FusedNeuron):
             if not (self.all_to_all and name == STRENGTH)
         }
 
-    def _step_node(self, x: torch.Tensor, states: Tuple[Optional[torch.Tensor], ...], why_not: str) -> Sequence[Any]:
-        if not self.all_to_all:
-            return super()._step_node(x, states, why_not)
-        surrogate, values, connection = self._surrogate(), self._values(), self._connection()
-        assert surrogate is not None
-        assert surrogate.kernel is not None
-        assert connection is not None
-        return step_operators.recurrent_step(
-            x,
-            states,
-            (*values.values(), connection.weight, connection.bias),
-            surrogate.kernel.plain(),
-            (self.equation, tuple(values), tuple(self._options().items()), tuple(connection.geometry)),
-            why_not,
-        )
+    def _step_operator(self) -> Tuple[Any, Sequence[Any], Sequence[Any]]:
+        connection = self._connection() if self.all_to_all else None
+        if connection is None:
+            return super()._step_operator()
+        return step_operators.recurrent_step, (connection.weight, connection.bias), (tuple(connection.geometry),)
 
     def _kernels(self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]], **how: Any) -> Results:
         if self.all_to_all and how.get("num_steps") != SINGLE_STEP:

@@ -29,7 +29,7 @@ _TYPES = {
 
 def define(
     reference: Callable[..., Any],
-    meta: Callable[..., Any],
+    meta: Optional[Callable[..., Any]] = None,
     results: str = "Tensor",
     arguments: Optional[Type[Any]] = None,
     name: Optional[str] = None,
@@ -38,7 +38,7 @@ def define(
 
     Args:
         reference: reference kernel.
-        meta: meta kernel.
+        meta: meta kernel; None: ``reference``, which then reads only shapes of meta tensors.
         results: results in the syntax of a schema.
         arguments: record of the arguments. None: the arguments of the reference's signature.
         name: name of the operator; None: the name of ``reference`` without ``_reference``.
@@ -48,7 +48,7 @@ def define(
     """
     name = name or reference.__name__[: -len("_reference")]
     schema = f"{name}({declared(arguments or reference, defaults=True)}) -> {results}"
-    return _library.define(schema, reference=reference, meta=meta)
+    return _library.define(schema, reference=reference, meta=meta or reference)
 
 
 def declared(source: Union[Type[Any], Callable[..., Any]], without: Sequence[str] = (), defaults: bool = False) -> str:

@@ -97,8 +97,9 @@ def delay_linear(x: DenseOrSparse, connected: Delayed, bias: Optional[torch.Tens
         values = x.values.to(weight.dtype)
         return _sparse_currents.currents_apply(OPERATORS, x.ids, values, x.counts, weight, bias, geometry, lags=lags)
     dense = x.detach().contiguous()
-    slots = torch.ops.snnipu.dense_to_sparse_fwd(dense, capacity_argument(None, dense.shape[2], x), False)[:3]
-    return _sparse_currents.currents_apply(OPERATORS, *slots, weight, bias, geometry, lags=lags, dense=x)
+    capacity = capacity_argument(None, dense.shape[2], x)
+    ids, values, counts, _ = torch.ops.snnipu.dense_to_sparse_fwd(dense, capacity, False)
+    return _sparse_currents.currents_apply(OPERATORS, ids, values, counts, weight, bias, geometry, lags=lags, dense=x)
 
 
 def delay_linear_dense(

@@ -112,27 +112,10 @@ def avg_pool2d_bwd_reference(grad: torch.Tensor, geometry: Sequence[int]) -> tor
     return gradient
 
 
-def _avg_fwd_meta(x: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
-    return x.new_empty((*x.shape[:2], *geometry[6:]))
-
-
-def _avg_bwd_meta(grad: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
-    return grad.new_empty((*grad.shape[:2], *geometry[:2]))
-
-
-def _max_fwd_meta(x: torch.Tensor, geometry: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
-    out = _avg_fwd_meta(x, geometry)
-    return out, torch.empty_like(out, dtype=torch.uint8)
-
-
-def _max_bwd_meta(grad: torch.Tensor, which: torch.Tensor, geometry: Sequence[int]) -> torch.Tensor:
-    return _avg_bwd_meta(grad, geometry)
-
-
-_max_fwd = define(max_pool2d_fwd_reference, _max_fwd_meta, "(Tensor out, Tensor which)")
-_max_bwd = define(max_pool2d_bwd_reference, _max_bwd_meta)
-_avg_fwd = define(avg_pool2d_fwd_reference, _avg_fwd_meta)
-_avg_bwd = define(avg_pool2d_bwd_reference, _avg_bwd_meta)
+_max_fwd = define(max_pool2d_fwd_reference, results="(Tensor out, Tensor which)")
+_max_bwd, _avg_fwd, _avg_bwd = map(
+    define, (max_pool2d_bwd_reference, avg_pool2d_fwd_reference, avg_pool2d_bwd_reference)
+)
 
 
 class DensePool2d(torch.autograd.Function):

@@ -17,12 +17,12 @@ from snnipu.spikes import SparseSpikes, check_ids
 MODES = {"max": 0, "average": 1, "sum": 2}
 
 
-def _windows(x: torch.Tensor, sizes: PoolGeometry, padding_value: float) -> torch.Tensor:
+def _windows(x: torch.Tensor, sizes: PoolGeometry) -> torch.Tensor:
     """Return ``[T, B, C * H * W]`` as windows ``[T, B, neurons, kh * kw]``."""
     rows = x.shape[0] * x.shape[1]
     maps = x.reshape(rows, sizes.channels, sizes.in_height, sizes.in_width)
     py, px = sizes.padding_y, sizes.padding_x
-    padded = torch.nn.functional.pad(maps, (px, px, py, py), value=padding_value)
+    padded = torch.nn.functional.pad(maps, (px, px, py, py))
     cut = padded.unfold(2, sizes.kernel_height, sizes.stride_y).unfold(3, sizes.kernel_width, sizes.stride_x)
     return cut.reshape(*x.shape[:2], sizes.neurons, sizes.kernel_height * sizes.kernel_width)
 
@@ -39,24 +39,24 @@ def sparse_pool2d_fwd_reference(
     check_ids(ids, counts, sizes.inputs)
     slots = ids.shape[2]
     dense, carried = spike_maps(values, ids, counts, sizes.inputs)
-    reached = _windows(carried.to(values.dtype), sizes, 0.0) > 0
+    reached = _windows(carried.to(values.dtype), sizes) > 0
     source = ids.new_empty(0)
     if mode == MODES["max"]:
         lowest = -float("inf")
-        candidates = _windows(dense, sizes, 0.0).masked_fill(~reached, lowest)
+        candidates = _windows(dense, sizes).masked_fill(~reached, lowest)
         # NaN is larger than any number, as in PyTorch's pools.
         order = candidates.masked_fill(candidates.isnan(), float("inf"))
         best = order.amax(-1)
         at = ((order == best[..., None]) & reached).int().argmax(-1)
-        inside = _windows(torch.ones_like(dense), sizes, 0.0) > 0
+        inside = _windows(torch.ones_like(dense), sizes) > 0
         silent = (inside & ~reached).any(-1)  # windows with a neuron without a slot, whose value is 0
         top = candidates.gather(-1, at[..., None])[..., 0]
         takes = reached.any(-1) & ~(silent & (top < 0))
         value = torch.where(takes, top, torch.zeros_like(top))
         numbers = scatter(torch.arange(slots, device=ids.device).expand_as(ids).double(), ids, counts, sizes.inputs)
-        from_slot = _windows(numbers, sizes, 0.0).gather(-1, at[..., None])[..., 0]
+        from_slot = _windows(numbers, sizes).gather(-1, at[..., None])[..., 0]
     else:
-        value = _windows(dense, sizes, 0.0).sum(-1)
+        value = _windows(dense, sizes).sum(-1)
         value = value / (sizes.kernel_height * sizes.kernel_width) if mode == MODES["average"] else value
         takes = reached.any(-1)
         from_slot = None
@@ -91,7 +91,7 @@ def sparse_pool2d_bwd_reference(*arguments: Any) -> torch.Tensor:
     if a.mode == MODES["average"]:
         dense = dense / (sizes.kernel_height * sizes.kernel_width)
     every = torch.arange(sizes.inputs, device=a.ids.device).reshape(1, 1, -1) + 1
-    places = _windows(every.to(torch.float64), sizes, 0.0)[0, 0].long()  # 0: padding
+    places = _windows(every.to(torch.float64), sizes)[0, 0].long()  # 0: padding
     cells = dense.new_zeros(*dense.shape[:2], sizes.inputs + 1)
     cells.index_add_(2, places.reshape(-1), dense.repeat_interleave(places.shape[1], 2))
     return gather(cells[..., 1:], a.ids, a.counts)

@@ -7,7 +7,6 @@ import torch
 from snnipu.ops import _library
 from snnipu.ops._arguments import is_eager
 from snnipu.ops._records import define
-from snnipu.ops.sparse_to_dense import values_meta
 from snnipu.spikes import SparseSpikes
 
 
@@ -34,12 +33,8 @@ def spike_count_bwd_reference(grad: torch.Tensor, ids: torch.Tensor, counts: tor
     return padded[_cells(ids, counts, grad.shape[1])].reshape(ids.shape)
 
 
-def _fwd_meta(ids: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:
-    return values.new_empty((ids.shape[1], num_neurons))
-
-
-define(spike_count_fwd_reference, _fwd_meta)
-define(spike_count_bwd_reference, values_meta)
+define(spike_count_fwd_reference)
+define(spike_count_bwd_reference)
 
 
 class SpikeCount(torch.autograd.Function):
