@@ -1,7 +1,6 @@
 """CPU kernels of the event-driven operators, float32 and float64 (C interface: csrc/host/sparse.h)."""
 
-import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
@@ -23,15 +22,7 @@ _MOST_PLACES = 2**26 - 1
 _MOST_IN_WINDOW = 256
 
 
-class _PackedWeight(NamedTuple):
-    weight: "weakref.ref[torch.Tensor]"
-    identity: _fixed.Identity
-    fingerprint: Optional[int]
-    packed: torch.Tensor
-
-
-# Keyed by the id of the weight.
-_cache: Dict[int, _PackedWeight] = {}
+_cache = _fixed.WeightCache()
 
 
 def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
@@ -49,18 +40,14 @@ def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
         return fixed.get_or_make(weight, _pack, _fingerprint)
     if weight.is_inference():
         return _pack(weight)
-    key, identity = id(weight), _fixed.identity(weight)
-    cached = _cache.get(key)
-    same = cached is not None and cached.weight() is weight and cached.identity == identity
-    if same and cached is not None and trusted:
+    identity = _fixed.identity(weight)
+    cached = _cache.find(weight, identity)
+    if cached is not None and trusted:
         return cached.packed
-    fingerprint = _fingerprint(weight) if same else None
-    if same and cached is not None and cached.fingerprint == fingerprint:
+    fingerprint = None if cached is None else _fingerprint(weight)
+    if cached is not None and cached.fingerprint == fingerprint:
         return cached.packed
-    packed = _pack(weight)
-    reference = weakref.ref(weight, lambda _: _cache.pop(key, None))
-    _cache[key] = _PackedWeight(reference, identity, fingerprint, packed)
-    return packed
+    return _cache.keep(weight, identity, _pack(weight), fingerprint)
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
@@ -268,6 +255,8 @@ def _zero(outputs: Dict[str, Any]) -> None:
 
 
 def _name(a: Any) -> str:
+    if a.lags is not None:
+        return "delay_linear"
     return "sparse_linear" if a.geometry is None else "sparse_conv2d"
 
 
@@ -275,7 +264,9 @@ def currents_fwd(a: CurrentsForward) -> torch.Tensor:
     """CPU kernel of ``snnipu::sparse_linear_fwd`` and ``snnipu::sparse_conv2d_fwd``."""
     connected = a.connection
     fields = _input_fields(a, connected)
-    make = memory.empty_varying if a.geometry is None else memory.empty
+    if isinstance(connected, Delayed):
+        fields["lags"] = _lags(connected)
+    make = memory.empty if isinstance(connected, Convolution2d) else memory.empty_varying
     out = make(a.weight, (fields["steps"], fields["batch"], fields["neurons"]))
     if fields["steps"] * fields["batch"]:
         fields["weight"], fields["bias"], fields["out"] = _weight(a), a.bias, out
@@ -299,8 +290,8 @@ def currents_bwd(a: CurrentsBackward) -> CurrentsGradients:
     return CurrentsGradients(**gradients)
 
 
-def _delay_fields(connected: Delayed) -> Dict[str, Any]:
-    """Return the fields of a call of ``delay_linear`` that describe its connection."""
+def _lags(connected: Delayed) -> torch.Tensor:
+    """Return the checked lags of a connection."""
     taps, lags = connected.weight.shape[2], connected.lags
     if lags.dtype != torch.int32 or lags.shape != connected.weight.shape[:2]:
         raise ValueError(f"lags must be int32 {list(connected.weight.shape[:2])}, got {lags.dtype} {list(lags.shape)}")
@@ -308,25 +299,15 @@ def _delay_fields(connected: Delayed) -> Dict[str, Any]:
         least, most = (int(end) for end in lags.aminmax())
         if least < 0 or most + taps > connected.span:
             raise ValueError(f"lags must be from 0 to {connected.span - taps}, got {least} to {most}")
-    return {"lags": lags, "weight": connected.weight}
-
-
-def delay_fwd(a: CurrentsForward) -> torch.Tensor:
-    """CPU kernel of ``snnipu::delay_linear_fwd``."""
-    connected = a.connection
-    assert isinstance(connected, Delayed)
-    fields = {**_input_fields(a, connected), **_delay_fields(connected)}
-    out = memory.empty_varying(a.weight, (fields["steps"], fields["batch"], fields["neurons"]))
-    if out.numel():
-        run("delay_linear_fwd", a.weight.dtype, {**fields, "bias": a.bias, "out": out})
-    return out
+    return lags
 
 
 def delay_bwd(a: CurrentsBackward) -> CurrentsGradients:
     """CPU kernel of ``snnipu::delay_linear_bwd``."""
     connected = a.connection
     assert isinstance(connected, Delayed)
-    fields, grad_values, grad_weight = {**_input_fields(a, connected), **_delay_fields(connected)}, None, None
+    fields, grad_values, grad_weight = _input_fields(a, connected), None, None
+    fields["lags"], fields["weight"] = _lags(connected), a.weight
     if a.need_weight:
         grad_weight = torch.empty_like(a.weight, memory_format=torch.contiguous_format)
         if a.grad.numel():
@@ -346,7 +327,7 @@ def delay_input_bwd(grad: torch.Tensor, weight: torch.Tensor, lags: torch.Tensor
     grad_x = memory.empty_varying(grad, (steps, batch, connected.inputs))
     sizes = {"steps": steps, "batch": batch, "inputs": connected.inputs, "neurons": connected.neurons}
     if grad_x.numel():
-        fields = {**sizes, "geometry": connected.geometry, **_delay_fields(connected)}
+        fields = {**sizes, "geometry": connected.geometry, "lags": _lags(connected), "weight": weight}
         run("delay_linear_input_bwd", grad.dtype, {**fields, "grad": grad, "grad_x": grad_x})
     return grad_x
 

@@ -85,7 +85,7 @@ if host.library is not None:
     for _currents in (SPARSE_LINEAR, SPARSE_CONV2D):
         _currents.forward.implement("CPU", host_sparse.currents_fwd)
         _currents.backward.implement("CPU", host_sparse.currents_bwd)
-    DELAY_LINEAR.forward.implement("CPU", host_sparse.delay_fwd)
+    DELAY_LINEAR.forward.implement("CPU", host_sparse.currents_fwd)
     DELAY_LINEAR.backward.implement("CPU", host_sparse.delay_bwd)
     _library.implement("delay_linear_input_bwd", "CPU", host_sparse.delay_input_bwd)
     for _layer in (SPARSE_LIF, SPARSE_CONV_LIF):

@@ -30,16 +30,34 @@ def identity(weight: torch.Tensor) -> Identity:
 
 class _CacheEntry(NamedTuple):
     weight: "weakref.ref[torch.Tensor]"
-    identity: Identity
-    fingerprint: int
+    identity: Any
+    fingerprint: Optional[int]
     packed: torch.Tensor
+
+
+class WeightCache(Dict[int, _CacheEntry]):
+    """The packed copies of weights, by the id of the weight. An entry goes with its weight."""
+
+    def find(self, weight: torch.Tensor, identity: Any) -> Optional[_CacheEntry]:
+        """Return the entry of ``weight``, if its identity is still the same."""
+        entry = self.get(id(weight))
+        return entry if entry is not None and entry.weight() is weight and entry.identity == identity else None
+
+    def keep(
+        self, weight: torch.Tensor, identity: Any, packed: torch.Tensor, fingerprint: Optional[int] = None
+    ) -> torch.Tensor:
+        """Store the packed copy of ``weight``, and return it."""
+        key = id(weight)
+        reference = weakref.ref(weight, lambda _: self.pop(key, None))
+        self[key] = _CacheEntry(reference, identity, fingerprint, packed)
+        return packed
 
 
 class FixedWeights:
     """The packed weights within one :func:`fixed_weights`."""
 
     def __init__(self) -> None:
-        self._entries: Dict[int, _CacheEntry] = {}
+        self._entries = WeightCache()
         self._fingerprint: Optional[Callable[[torch.Tensor], int]] = None
 
     def get_or_make(
@@ -52,15 +70,12 @@ class FixedWeights:
 
         ``fingerprint`` returns a checksum of the values, which :meth:`check` compares.
         """
-        key, now = id(weight), identity(weight)
-        entry = self._entries.get(key)
-        if entry is not None and entry.weight() is weight and entry.identity == now:
+        now = identity(weight)
+        entry = self._entries.find(weight, now)
+        if entry is not None:
             return entry.packed
         self._fingerprint = fingerprint
-        result = make(weight)
-        reference = weakref.ref(weight, lambda _: self._entries.pop(key, None))
-        self._entries[key] = _CacheEntry(reference, now, fingerprint(weight), result)
-        return result
+        return self._entries.keep(weight, now, make(weight), fingerprint(weight))
 
     def check(self) -> None:
         """Raise RuntimeError if the values of a weight differ from the packed ones."""

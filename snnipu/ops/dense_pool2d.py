@@ -113,9 +113,9 @@ def avg_pool2d_bwd_reference(grad: torch.Tensor, geometry: Sequence[int]) -> tor
 
 
 _max_fwd = define(max_pool2d_fwd_reference, results="(Tensor out, Tensor which)")
-_max_bwd, _avg_fwd, _avg_bwd = map(
-    define, (max_pool2d_bwd_reference, avg_pool2d_fwd_reference, avg_pool2d_bwd_reference)
-)
+_max_bwd = define(max_pool2d_bwd_reference)
+_avg_fwd = define(avg_pool2d_fwd_reference)
+_avg_bwd = define(avg_pool2d_bwd_reference)
 
 
 class DensePool2d(torch.autograd.Function):

@@ -4,8 +4,7 @@ Every sum has one program and a fixed order; there are no atomic additions. Ids 
 host would have to wait for the result. Indices out of range are skipped.
 """
 
-import weakref
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 import triton
@@ -15,6 +14,7 @@ from snnipu.backends import triton as backend
 from snnipu.backends.triton.sparse_maths import block_of, number, scalar, where_all
 from snnipu.backends.triton.sparse_select import carried_in_row, sparse_to_dense_bwd, sparse_to_dense_fwd
 from snnipu.ops._break_even import break_even
+from snnipu.ops._fixed import WeightCache
 
 # Packed rows begin at a multiple of this number of elements, for loads of 16 bytes.
 _ROW_ALIGNMENT = 16
@@ -26,16 +26,7 @@ _DOT_NEURONS = 256
 _DOT_SLOTS = 8
 
 
-class _TransposedWeight(NamedTuple):
-    weight: "weakref.ref[torch.Tensor]"
-    version: int
-    pointer: int
-    capturing: bool
-    packed: torch.Tensor
-
-
-# Keyed by the id of the weight.
-_cache: Dict[int, _TransposedWeight] = {}
+_cache = WeightCache()
 
 
 def _capturing(device: torch.device) -> bool:
@@ -52,26 +43,18 @@ def packed_weight(weight: torch.Tensor, trusted: bool = False) -> torch.Tensor:
         weight: ``[out, in]``.
         trusted: the weight has not changed since the forward pass: reuse its copy.
     """
-    capturing = _capturing(weight.device)
-    key = id(weight)
-    if trusted and not weight.is_inference():
-        cached = _cache.get(key)
-        if (
-            cached is not None
-            and cached.weight() is weight
-            and (cached.version, cached.pointer, cached.capturing) == (weight._version, weight.data_ptr(), capturing)
-        ):
-            return cached.packed
+    # Version and address show a change; a copy made while a graph is captured is in the graph's memory.
+    identity = None if weight.is_inference() else (weight._version, weight.data_ptr(), _capturing(weight.device))
+    cached = _cache.find(weight, identity) if trusted and identity is not None else None
+    if cached is not None:
+        return cached.packed
     neurons, inputs = weight.shape
     stride = -(-neurons // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
     packed = torch.empty((inputs, stride), dtype=weight.dtype, device=weight.device)
     packed[:, :neurons].copy_(weight.detach().t())
     if stride > neurons:
         packed[:, neurons:].zero_()
-    if not weight.is_inference():
-        reference = weakref.ref(weight, lambda _: _cache.pop(key, None))
-        _cache[key] = _TransposedWeight(reference, weight._version, weight.data_ptr(), capturing, packed)
-    return packed
+    return packed if identity is None else _cache.keep(weight, identity, packed)
 
 
 @triton.jit
