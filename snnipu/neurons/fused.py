@@ -556,13 +556,16 @@ class FusedNeuron(AttributeStates):
 
     # ---- all steps
 
-    def sequence(self, x: torch.Tensor, *states: Optional[torch.Tensor], num_steps: Optional[int] = None) -> Any:
+    def sequence(
+        self, x: torch.Tensor, *states: Optional[torch.Tensor], num_steps: Optional[int] = None, **named: Any
+    ) -> Any:
         """Run all time steps as one fused operator.
 
         Args:
             x: current, ``[T, B, ...]``. With ``num_steps``: ``[B, ...]``, the same current at every step.
             states: states before the first step, ``[B, ...]``, in the order of snnTorch's ``forward``. None: zeros, or
                 with ``init_hidden=True`` the states after the last call.
+            named: the same states by name.
             num_steps: number of steps ``T`` of a constant current; None: ``x`` has a time dimension.
 
         Returns:
@@ -573,10 +576,12 @@ class FusedNeuron(AttributeStates):
             ValueError: wrong shape or device; the message names the argument.
         """
         names = self._states()
-        if len(states) > len(names):
-            raise TypeError(f"{type(self).__name__} has the states {', '.join(names)}, got {len(states)}")
+        if named:
+            states, named = self._by_position(states, named)
+        if named or len(states) > len(names):
+            raise TypeError(f"{type(self).__name__} has the states {', '.join(names)}, got {[*named] or len(states)}")
         if self.init_hidden and any(state is not None for state in states):
-            raise TypeError(f"{', '.join(names)} should not be passed as arguments while `init_hidden=True`")
+            raise TypeError(f"`{'`, `'.join(names)}` should not be passed as arguments while `init_hidden=True`")
         return self._sequence(x, [*states, *[None] * (len(names) - len(states))], num_steps, need_states=True)[0]
 
     def spikes(self, x: torch.Tensor, *, num_steps: Optional[int] = None) -> torch.Tensor:

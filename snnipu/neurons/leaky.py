@@ -1,7 +1,7 @@
 """``snnipu.Leaky``: snnTorch's leaky integrate-and-fire layer on fused kernels."""
 
 import warnings
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Sequence
 
 import snntorch
 import torch
@@ -9,7 +9,6 @@ import torch
 from snnipu.backends import popart
 from snnipu.neurons.fused import FusedNeuron
 from snnipu.ops import step_operators
-from snnipu.surrogate import SpikeGrad
 
 
 class Leaky(FusedNeuron, snntorch.Leaky):
@@ -92,40 +91,6 @@ class Leaky(FusedNeuron, snntorch.Leaky):
 
     equation, options, stock = "leaky", ("reset_mechanism", "reset_delay"), snntorch.Leaky
 
-    def __init__(
-        self,
-        beta: Any,
-        threshold: Any = 1.0,
-        spike_grad: Optional[SpikeGrad] = None,
-        surrogate_disable: bool = False,
-        init_hidden: bool = False,
-        inhibition: bool = False,
-        learn_beta: bool = False,
-        learn_threshold: bool = False,
-        reset_mechanism: str = "subtract",
-        state_quant: Any = False,
-        output: bool = False,
-        graded_spikes_factor: Any = 1.0,
-        learn_graded_spikes_factor: bool = False,
-        reset_delay: bool = True,
-    ) -> None:
-        super().__init__(
-            beta,
-            threshold=threshold,
-            spike_grad=spike_grad,
-            surrogate_disable=surrogate_disable,
-            init_hidden=init_hidden,
-            inhibition=inhibition,
-            learn_beta=learn_beta,
-            learn_threshold=learn_threshold,
-            reset_mechanism=reset_mechanism,
-            state_quant=state_quant,
-            output=output,
-            graded_spikes_factor=graded_spikes_factor,
-            learn_graded_spikes_factor=learn_graded_spikes_factor,
-            reset_delay=reset_delay,
-        )
-
     mem: Any
 
     # The operator is in the graphs of other compilers, too.
@@ -171,28 +136,6 @@ class Leaky(FusedNeuron, snntorch.Leaky):
         state = self.mem if not states or states[0] is None else states[0]
         spk, (self.mem,) = self._kernel_step(current, [state if state.shape == current.shape else None])
         return spk if self.init_hidden and not self.output else (spk, self.mem)
-
-    def sequence(  # type: ignore[override]  # callers may pass the state by name
-        self, x: torch.Tensor, mem: Optional[torch.Tensor] = None, *, num_steps: Optional[int] = None
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Run all time steps as one fused operator.
-
-        Args:
-            x: current, ``[T, B, ...]``. With ``num_steps``: ``[B, ...]``, the same current at every step.
-            mem: membrane before the first step, ``[B, ...]``. None: zeros, or with ``init_hidden=True`` the membrane
-                after the last call.
-            num_steps: number of steps ``T`` of a constant current; None: ``x`` has a time dimension.
-
-        Returns:
-            ``(spk, mem)``, both ``[T, B, ...]`` in x's dtype. For 16-bit inputs the state is computed in float32.
-
-        Raises:
-            TypeError: ``mem`` is passed although ``init_hidden=True``; ``x`` is no floating tensor.
-            ValueError: wrong shape or device; the message names the argument.
-        """
-        if self.init_hidden and mem is not None:
-            raise TypeError("`mem` should not be passed as an argument while `init_hidden=True`")
-        return self._sequence(x, [mem], num_steps, need_states=True)[0]
 
     def _returns_states(self) -> bool:
         return True

@@ -260,10 +260,12 @@ class OwnNeuron(FusedNeuron):
         )
         return result.spk, result.final
 
-    def sequence(self, x: torch.Tensor, *states: Optional[torch.Tensor], num_steps: Optional[int] = None) -> Any:
+    def sequence(
+        self, x: torch.Tensor, *states: Optional[torch.Tensor], num_steps: Optional[int] = None, **named: Any
+    ) -> Any:
         if not self.init_hidden:
-            _check_missing(type(self).__name__, self._states(), states, {})
-        return super().sequence(x, *states, num_steps=num_steps)
+            _check_missing(type(self).__name__, self._states(), states, named)
+        return super().sequence(x, *states, num_steps=num_steps, **named)
 
     sequence.__doc__ = FusedNeuron.sequence.__doc__
 

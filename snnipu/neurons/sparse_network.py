@@ -256,48 +256,46 @@ class SparseNetwork(nn.Module):
         self.path = "sparse" if gradient == "eventprop" else path
         layers = len(self.sizes) - 1
         slots = _per_entry("max_spikes", max_spikes, layers + 1, "one for the input and for each layer")
-        betas = _per_entry("beta", beta, layers, "one for each layer")
-        alphas = _per_entry("alpha", alpha, layers, "one for each layer")
-        thresholds = _per_entry("threshold", threshold, layers, "one for each layer")
-        grad_thresholds = _per_entry("grad_threshold", grad_threshold, layers, "one for each layer")
-        delays = _per_entry("max_delay", max_delay, layers, "one for each layer")
-        scales = _per_entry("input_scale", input_scale, layers, "one for each layer")
+        per_layer: Dict[str, Any] = {
+            "beta": beta,
+            "threshold": threshold,
+            "grad_threshold": grad_threshold,
+            "max_delay": max_delay,
+            "input_scale": input_scale,
+        }
+        shared: Dict[str, Any] = {
+            "reset_mechanism": reset_mechanism,
+            "spike_grad": spike_grad,
+            "bias": bias,
+            "learn_beta": learn_beta,
+            "learn_threshold": learn_threshold,
+            "overflow": overflow,
+            "path": path,
+        }
+        kinds: Any = SparseLeaky, SparseConvLeaky
+        if neuron == "synaptic":
+            kinds = SparseSynaptic, SparseConvSynaptic
+            per_layer["alpha"], shared["gradient"] = alpha, gradient
+        entries = {name: _per_entry(name, value, layers, "one for each layer") for name, value in per_layer.items()}
+        entries["max_spikes"] = slots[1:]
         check_max_spikes(slots[0])
         self.max_input_spikes: Optional[int] = slots[0]
         self.overflow_order = overflow
         modules: List[nn.Module] = []
         for i, layer in enumerate(described):
-            options: Dict[str, Any] = {
-                "beta": betas[i],
-                "threshold": thresholds[i],
-                "grad_threshold": grad_thresholds[i],
-                "max_spikes": slots[i + 1],
-                "reset_mechanism": reset_mechanism,
-                "spike_grad": spike_grad,
-                "bias": bias,
-                "learn_beta": learn_beta,
-                "learn_threshold": learn_threshold,
-                "input_scale": scales[i],
-                "overflow": overflow,
-                "path": path,
-            }
+            options = {**shared, **{name: values[i] for name, values in entries.items()}}
             conv = layer.conv
-            kind: Any = SparseLeaky if conv is None else SparseConvLeaky
-            if neuron == "synaptic":
-                kind = SparseSynaptic if conv is None else SparseConvSynaptic
-                options.update(alpha=alphas[i], gradient=gradient)
             if conv is None:
-                options.update(max_delay=delays[i], learn_delay=learn_delay)
-                modules.append(kind(layer.inputs, layer.neurons, **options))
+                modules.append(kinds[0](layer.inputs, layer.neurons, **options, learn_delay=learn_delay))
                 continue
-            if delays[i] is not None:
+            if options.pop("max_delay") is not None:
                 raise ValueError(
                     f"max_delay must be None for layer {i}, a convolution, which has no delays: give one entry for "
                     f"each layer, got {max_delay!r}"
                 )
             ins, outs = conv.in_shape[0], conv.out_shape[0]
             sizes_of: Dict[str, Any] = {"stride": conv.stride, "padding": conv.padding, "input_size": conv.in_shape[1:]}
-            modules.append(kind(ins, outs, conv.kernel, **sizes_of, **options))
+            modules.append(kinds[1](ins, outs, conv.kernel, **sizes_of, **options))
         self.layers: Sequence[Any] = nn.ModuleList(modules)  # type: ignore[assignment]
         pools = {str(i): nn.Sequential(*_pools_of(layer)) for i, layer in enumerate(described) if layer.pools}
         self.pools: Any = nn.ModuleDict(pools) if pools else {}
