@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from snnipu import surrogate as surrogates
-from snnipu._layout import SINGLE_STEP
+from snnipu._layout import SINGLE_STEP, broadcasts_to
 from snnipu.backends import host, neurons, popart, triton
 from snnipu.ops import _neurons
 from snnipu.ops._arguments import PLAIN, Parameter, is_eager
@@ -299,7 +299,7 @@ def _accepts_parameter(value: Parameter, x: torch.Tensor) -> bool:
     if value.is_complex():  # type: ignore[union-attr]
         return False
     # A parameter with dimensions widens the dtype of the result.
-    return value.dim() == 0 or (value.dtype == x.dtype and _broadcasts(value.shape, x.shape))  # type: ignore[union-attr]
+    return value.dim() == 0 or (value.dtype == x.dtype and broadcasts_to(value, x.shape))  # type: ignore[union-attr]
 
 
 def _derive_parameters(
@@ -320,13 +320,6 @@ def shared_one(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """
     with torch.inference_mode(False):
         return torch.ones((), dtype=dtype, device=device)
-
-
-def _broadcasts(size: torch.Size, shape: torch.Size) -> bool:
-    """Return True if a parameter of shape ``size`` broadcasts to a step of shape ``shape``."""
-    if len(size) > len(shape):
-        return False
-    return all(a == b or a == 1 for a, b in zip(size, shape[len(shape) - len(size) :]))
 
 
 def _broadcast_to_step(parameter: torch.Tensor, shape: torch.Size) -> torch.Tensor:

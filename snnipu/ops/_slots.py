@@ -1,6 +1,6 @@
 """Slots of SparseSpikes in plain PyTorch: selection of the neurons, and conversion from and to a dense tensor."""
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 
@@ -14,6 +14,15 @@ AS_NEEDED = -1
 
 # Tensors ids, values, counts and a fourth one, as a rule the dropped spikes.
 Slots = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def slot_results(ctx: Any, slots: Slots) -> Slots:
+    """Return the results of an autograd function, of which only the values have a gradient."""
+    ids, _, counts, last = slots
+    ctx.mark_non_differentiable(ids, counts, last)
+    # Zeros for the outputs without gradient would take memory: ids are as large as values.
+    ctx.set_materialize_grads(False)
+    return slots
 
 
 def overflow_code(overflow: str) -> bool:

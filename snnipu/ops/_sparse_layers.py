@@ -21,6 +21,7 @@ from snnipu.ops._slots import (
     overflow_code,
     scatter,
     select,
+    slot_results,
     stored_membranes,
 )
 from snnipu.ops._sparse_currents import gradients_meta, spikes_only
@@ -457,10 +458,8 @@ class SparseLayer(torch.autograd.Function):
         saved = (values, weight, recurrent_weight, beta, threshold, ids, counts)
         ctx.save_for_backward(*saved, shown, results.counts_out, results.slot_mem, results.fired, results.mem)
         ctx.options, ctx.operator = o, o.layer.name
-        ctx.mark_non_differentiable(results.ids_out, results.counts_out, last)
-        # Zeros for the outputs without gradient would take memory: ids are as large as values.
-        ctx.set_materialize_grads(False)
-        return results.ids_out, results.values_out, results.counts_out, last
+        assert last is not None
+        return slot_results(ctx, (results.ids_out, results.values_out, results.counts_out, last))
 
     @staticmethod
     @once_differentiable(None)

@@ -8,7 +8,7 @@ from snnipu import _route
 from snnipu._checks import check_tensor
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
-from snnipu.ops._slots import Slots, capacity_argument, check_max_spikes, gather, overflow_code, select
+from snnipu.ops._slots import Slots, capacity_argument, check_max_spikes, gather, overflow_code, select, slot_results
 from snnipu.spikes import SparseSpikes
 
 
@@ -39,9 +39,7 @@ class DenseToSparse(torch.autograd.Function):
         ids, values, counts, dropped = torch.ops.snnipu.dense_to_sparse_fwd(x, capacity, rotate)
         ctx.save_for_backward(ids, counts)
         ctx.num_neurons = x.shape[2]
-        ctx.mark_non_differentiable(ids, counts, dropped)
-        ctx.set_materialize_grads(False)
-        return ids, values, counts, dropped
+        return slot_results(ctx, (ids, values, counts, dropped))
 
     @staticmethod
     @once_differentiable("dense_to_sparse")

@@ -8,7 +8,16 @@ from snnipu import _route
 from snnipu.ops._arguments import Parameter, parameter_argument
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._records import define
-from snnipu.ops._slots import Slots, capacity_argument, check_max_spikes, gather, overflow_code, scatter, select
+from snnipu.ops._slots import (
+    Slots,
+    capacity_argument,
+    check_max_spikes,
+    gather,
+    overflow_code,
+    scatter,
+    select,
+    slot_results,
+)
 from snnipu.ops._spike_gradient import IDENTITY, fused, through_spikes
 from snnipu.ops.dense_to_sparse import dense_argument, meta_slots
 from snnipu.spikes import SparseSpikes
@@ -92,9 +101,7 @@ class SelectSpikes(torch.autograd.Function):
         )
         ctx.save_for_backward(mem, threshold, ids, counts)
         ctx.kernel, ctx.spike_grad = kernel, spike_grad
-        ctx.mark_non_differentiable(ids, counts, dropped)
-        ctx.set_materialize_grads(False)
-        return ids, values, counts, dropped
+        return slot_results(ctx, (ids, values, counts, dropped))
 
     @staticmethod
     @once_differentiable("select_spikes")

@@ -1,6 +1,6 @@
 """A convolutional layer of leaky integrate-and-fire neurons on spikes: public function, operators."""
 
-from typing import NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -140,29 +140,24 @@ def sparse_conv_lif_pool(
     bias: Optional[torch.Tensor],
     window: Tuple[int, int],
     maps: Maps,
-    *,
-    beta: Parameter,
-    threshold: Parameter,
-    grad_threshold: Optional[float],
-    reset_mechanism: str,
-    spike_grad: Optional[SpikeGrad],
-    input_scale: float,
-    delay: int,
+    **neurons: Any,
 ) -> Tuple[SparseSpikes, torch.Tensor]:
     """Run :func:`sparse_conv_lif_sequence` and a maximum :func:`sparse_pool2d` as one operator; not public.
 
-    The windows of the pool do not overlap.
+    The windows of the pool do not overlap. ``neurons`` are the options of ``_sparse_layers.neurons_argument``.
 
     Returns:
         The spikes of the pool, and the layer's counts ``[T, B, 2]`` before the pool.
     """
     spikes = check_spikes("spikes", spikes)
     connected, bias = _connection(spikes, weight, bias, maps)
-    neurons = _sparse_layers.neurons_argument(
-        connected, beta, threshold, grad_threshold, input_scale, reset_mechanism, delay, spike_grad
-    )
     ids, values, counts, neuron_counts = _sparse_layers.layer_apply(
-        WITH_POOL, spikes, connected, bias, neurons, window=list(window)
+        WITH_POOL,
+        spikes,
+        connected,
+        bias,
+        _sparse_layers.neurons_argument(connected, **neurons),
+        window=list(window),
     )
     pool = _sparse_layers.pool_of(connected.sizes, window)
     return SparseSpikes._trusted(ids, values, counts, pool.neurons, map_shape=pool.out_shape), neuron_counts

@@ -10,7 +10,7 @@ from snnipu.ops._arguments import is_compiling
 from snnipu.ops._derivative import once_differentiable
 from snnipu.ops._maps import Pair, PoolGeometry, as_list, pair, pool_geometry, spike_maps
 from snnipu.ops._records import define
-from snnipu.ops._slots import AS_NEEDED, Slots, check_spikes, gather, scatter, select
+from snnipu.ops._slots import AS_NEEDED, Slots, check_spikes, gather, scatter, select, slot_results
 from snnipu.spikes import SparseSpikes, check_ids
 
 # Other pools, such as "lp", have no sparse form.
@@ -130,13 +130,11 @@ class SparsePool2d(torch.autograd.Function):
         mode: int,
         capacity: int,
     ) -> Slots:
-        out = torch.ops.snnipu.sparse_pool2d_fwd(ids, values, counts, geometry, mode, capacity)
-        ids_out, values_out, counts_out, source = out
+        slots = torch.ops.snnipu.sparse_pool2d_fwd(ids, values, counts, geometry, mode, capacity)
+        ids_out, _, counts_out, source = slots
         ctx.save_for_backward(ids, counts, ids_out, counts_out, source)
         ctx.geometry, ctx.mode = geometry, mode
-        ctx.mark_non_differentiable(ids_out, counts_out, source)
-        ctx.set_materialize_grads(False)
-        return ids_out, values_out, counts_out, source
+        return slot_results(ctx, slots)
 
     @staticmethod
     @once_differentiable("sparse_pool2d")

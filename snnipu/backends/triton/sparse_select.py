@@ -372,13 +372,14 @@ class Selection:
         )
 
 
-def _select(
+def select_spikes_fwd(
     x: torch.Tensor,
     threshold: Optional[torch.Tensor],
     grad_threshold: Optional[float],
     capacity: int,
     rotate: bool,
 ) -> Slots:
+    """CUDA kernel of ``snnipu::select_spikes_fwd``; ``threshold`` None: select the elements that are not 0."""
     selection = Selection(x.contiguous(), threshold, grad_threshold, capacity, rotate)
     selection.run(0, selection.rows)
     return selection.ids, selection.values, selection.counts, selection.dropped
@@ -386,14 +387,7 @@ def _select(
 
 def dense_to_sparse_fwd(x: torch.Tensor, capacity: int, rotate: bool) -> Slots:
     """CUDA kernel of ``snnipu::dense_to_sparse_fwd``."""
-    return _select(x, None, None, capacity, rotate)
-
-
-def select_spikes_fwd(
-    mem: torch.Tensor, threshold: torch.Tensor, grad_threshold: Optional[float], capacity: int, rotate: bool
-) -> Slots:
-    """CUDA kernel of ``snnipu::select_spikes_fwd``."""
-    return _select(mem, threshold, grad_threshold, capacity, rotate)
+    return select_spikes_fwd(x, None, None, capacity, rotate)
 
 
 def sparse_to_dense_fwd(
