@@ -136,27 +136,29 @@ class RecurrentConnection(NamedTuple):
         grad = self._to_layer_order(grad)
         if not self.geometry:
             return self._to_memory_order((grad.reshape(-1, grad.shape[-1]) @ self.weight).reshape(grad.shape))
-        grad_input = self._convolution(grad, grad, (True, False, False))[0]
-        assert grad_input is not None
-        return self._to_memory_order(grad_input.reshape(grad.shape))
+        return self._to_memory_order(self._gradient(grad, grad, of_input=True).reshape(grad.shape))
 
-    def parameter_gradients(self, grad: torch.Tensor, spk: torch.Tensor, weight: bool, bias: bool) -> Tensors:
-        """Return the gradients of weight and bias from those of the outputs of several steps."""
+    def grad_weight(self, grad: torch.Tensor, spk: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the weight from those of the outputs of several steps."""
         grad, spk = self._to_layer_order(grad), self._to_layer_order(spk)
-        if self.geometry:
-            grad_weight = self._convolution(grad, spk, (False, weight, False))[1] if weight else None
-            return grad_weight, grad.sum([dim for dim in range(grad.dim()) if dim != grad.dim() - 3]) if bias else None
-        rows = grad.reshape(-1, grad.shape[-1])
-        grad_weight = rows.t() @ spk.reshape(-1, spk.shape[-1]) if weight else None
-        return grad_weight, rows.sum(0) if bias else None
+        if not self.geometry:
+            return grad.reshape(-1, grad.shape[-1]).t() @ spk.reshape(-1, spk.shape[-1])
+        return self._gradient(grad, spk, of_input=False)
 
-    def _convolution(self, grad: torch.Tensor, spk: torch.Tensor, mask: Tuple[bool, bool, bool]) -> Tensors:
-        maps = (-1, *grad.shape[-3:])
-        g = self.geometry
-        gradients: Tensors = torch.ops.aten.convolution_backward(
-            grad.reshape(maps), spk.reshape(maps), self.weight, None, [1, 1], g[:2], g[2:4], False, [0, 0], g[4], mask
+    def grad_bias(self, grad: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the bias from those of the outputs of several steps."""
+        grad = self._to_layer_order(grad)
+        channels = grad.dim() - (3 if self.geometry else 1)
+        return grad.sum([dim for dim in range(grad.dim()) if dim != channels])
+
+    def _gradient(self, grad: torch.Tensor, spk: torch.Tensor, of_input: bool) -> torch.Tensor:
+        """Return the gradient of the convolution's input or of its weight."""
+        maps, g = (-1, *grad.shape[-3:]), self.geometry
+        sizes = ([1, 1], g[:2], g[2:4], False, [0, 0], g[4], [of_input, not of_input, False])
+        gradients = torch.ops.aten.convolution_backward(
+            grad.reshape(maps), spk.reshape(maps), self.weight, None, *sizes
         )
-        return gradients
+        return gradients[0 if of_input else 1]  # type: ignore[no-any-return]
 
     def _to_layer_order(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows`` of one or several steps with the dimensions in the layer's order."""
@@ -414,17 +416,11 @@ def run_backward(means: LoopFunctions, *arguments: Any) -> BackwardResults:
         before = means.backward(a, carry, grad_rows, total)
         carry = _backward_steps(means, a, carry, grad_rows, total) if before is None else before
         if a.need_weight and steps > 1:
-            gradient = connection.parameter_gradients(grad_rows[1:], a.spk[:-1], True, False)[0]
-            assert gradient is not None
-            grad_weight = gradient
+            grad_weight = connection.grad_weight(grad_rows[1:], a.spk[:-1])
         if a.need_weight and first is not None:
-            gradient = connection.parameter_gradients(grad_rows[:1], first.to(a.spk.dtype).unsqueeze(0), True, False)[0]
-            assert gradient is not None
-            grad_weight = grad_weight + gradient
+            grad_weight = grad_weight + connection.grad_weight(grad_rows[:1], first.to(a.spk.dtype).unsqueeze(0))
         if a.need_bias:
-            gradient = connection.parameter_gradients(grad_rows, a.spk, False, True)[1]
-            assert gradient is not None
-            grad_bias = gradient
+            grad_bias = connection.grad_bias(grad_rows)
     if a.num_steps is not None:
         grad_rows = grad_rows.sum(0)
     zero = [like.new_zeros(step_shape) if need and grad is None else grad for need, grad in zip(a.need_initial, carry)]
