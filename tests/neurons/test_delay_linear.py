@@ -249,7 +249,7 @@ snn.DelayLinear(3, 2, 4, sigma=0) | ValueError: sigma must be above 0
 snn.DelayLinear(3, 2, 4, init_hidden=1) | TypeError: init_hidden must be a bool
 layer(x) | ValueError: x must have shape \[T, B, in_features=3\], got \(2, 1, 4\)
 layer(x[0]) | ValueError: x must have shape \[T, B
-layer(snn.SparseSpikes.from_dense(x)) | ValueError: x must be spikes of in_features = 3 neurons, got 4
+layer(snn.SparseSpikes.from_dense(x)) | ValueError: x must be spikes of in_features=3 neurons, got 4
 layer([1.0]) | TypeError: x must be
 """)
 def test_bad_arguments_and_input(row):
