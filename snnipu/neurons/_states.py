@@ -3,7 +3,8 @@
 import inspect
 import itertools
 import threading
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+import warnings
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import snntorch
 import torch
@@ -12,8 +13,9 @@ from snnipu._names import installed
 from snnipu.backends import popart
 from snnipu.backends.neuron_step import NeuronStep
 from snnipu.functional.quant import as_state_quant
+from snnipu.neurons import _instances
 from snnipu.ops import step_operators
-from snnipu.ops._arguments import is_compiling
+from snnipu.ops._arguments import is_compiling, reset_code
 from snnipu.ops.neuron_sequence import NeuronSequence
 from snnipu.ops.recurrent_sequence import RecurrentSequence
 from snnipu.surrogate import Surrogate, as_surrogate
@@ -23,6 +25,7 @@ _MADE_BY_KERNELS = {f"{function.__name__}Backward" for function in (NeuronStep, 
 MEM_RESET = snntorch.SpikingNeuron.mem_reset
 STATE_FUNCTIONS = ("_base_sub", "_base_zero", "_base_int")  # by the code of the reset mechanism
 _numbers = itertools.count(1)
+_WARNED: Set[Tuple[Any, ...]] = set()
 
 
 class _Trace(threading.local):
@@ -83,8 +86,17 @@ class AttributeStates(snntorch.SpikingNeuron):
             cls.fused_class = cls
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _instances.hold_weakly()
+        if "reset_mechanism" in kwargs:
+            self._check_mechanism(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
         self._hold_states()
+        self._take_over()
+
+    def _check_mechanism(self, reset_mechanism: str) -> None:
+        """Raise if neither the equations nor the installed snnTorch have this mechanism."""
+        if reset_mechanism not in self.stock.reset_dict:
+            reset_code(reset_mechanism)
 
     def _hold_states(self) -> None:
         """Turn the states, which snnTorch's constructor registers as buffers, into attributes."""
@@ -107,6 +119,22 @@ class AttributeStates(snntorch.SpikingNeuron):
     def _states(self) -> Tuple[str, ...]:
         """Return the names of the states."""
         raise NotImplementedError
+
+    def _replaced(self) -> List[str]:
+        raise NotImplementedError
+
+    @step_operators.at_trace_time
+    def _warn_replaced(self, stacklevel: int = 4) -> None:
+        """Warn that the fused operator does not run, once for each class and its replaced parts."""
+        names = self._replaced() or ["forward"]
+        key = (type(self), *names)
+        if key not in _WARNED:
+            _WARNED.add(key)
+            warnings.warn(
+                f"{type(self).__name__} replaces {', '.join(names)} of {self.stock.__name__}: it runs step by step, in "
+                "PyTorch",
+                stacklevel=stacklevel,
+            )
 
     def _surrogate(self) -> Optional[Surrogate]:
         """Return the known surrogate that equals ``spike_grad``, which may be set at any time; None: there is none."""

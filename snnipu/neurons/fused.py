@@ -2,7 +2,7 @@
 
 import warnings
 from types import BuiltinMethodType, MethodType
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import snntorch
 import torch
@@ -14,15 +14,13 @@ from snnipu._names import installed
 from snnipu._route import is_exporting
 from snnipu.backends import has_kernels, popart
 from snnipu.backends.neuron_step import kernel_step, step_apply
-from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked
 from snnipu.neurons._states import MEM_RESET, STATE_FUNCTIONS, AttributeStates
 from snnipu.ops import _neurons, step_operators
-from snnipu.ops._arguments import RESET_MECHANISMS, check_sequence, is_compiling, reset_code
+from snnipu.ops._arguments import RESET_MECHANISMS, check_sequence, is_compiling
 from snnipu.ops.neuron_sequence import Results, neuron_apply
 from snnipu.surrogate import Kernel, Surrogate, as_surrogate
 
-_WARNED: Set[Tuple[Any, ...]] = set()
 # The fewest elements of one step for which its kernel runs on a GPU. For smaller steps the launch takes as long as that
 # of snnTorch's few operations: 0.6 ms for Leaky, forward and backward, on an H200. The bound is an estimate.
 FEWEST_OF_A_STEP = 1 << 21
@@ -138,12 +136,8 @@ class FusedNeuron(AttributeStates):
             cls.fusable = installed.reset_mechanisms(cls.stock, *names, equations.OPTIONS) if is_known else ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _instances.hold_weakly()
-        if "reset_mechanism" in kwargs:
-            self._check_mechanism(kwargs["reset_mechanism"])
         super().__init__(*args, **kwargs)
         self._warn_if_unfused_reset()
-        self._take_over()
 
     def _take_over(self) -> None:
         super()._take_over()
@@ -174,11 +168,6 @@ class FusedNeuron(AttributeStates):
             self._reset_mechanism = reset_mechanism
             self.state_function = getattr(self, STATE_FUNCTIONS[code])
         self._warn_if_unfused_reset()
-
-    def _check_mechanism(self, reset_mechanism: str) -> None:
-        """Raise if neither the equations nor the installed snnTorch have this mechanism."""
-        if reset_mechanism not in self.stock.reset_dict:
-            reset_code(reset_mechanism)
 
     def _warn_if_unfused_reset(self) -> None:
         """Warn if no kernel equals the installed snnTorch's step."""
@@ -314,19 +303,6 @@ class FusedNeuron(AttributeStates):
     def resumes(self) -> bool:
         """Return True if :meth:`resume` over chunks of time equals :meth:`over_time` over all steps."""
         return not self._replaces("sequence", "spikes", "over_time")
-
-    @step_operators.at_trace_time
-    def _warn_replaced(self, stacklevel: int = 4) -> None:
-        """Warn that the fused operator does not run, once for each class and its replaced parts."""
-        names = self._replaced() or ["forward"]
-        key = (type(self), *names)
-        if key not in _WARNED:
-            _WARNED.add(key)
-            warnings.warn(
-                f"{type(self).__name__} replaces {', '.join(names)} of {self.stock.__name__}: it runs step by step, in "
-                "PyTorch",
-                stacklevel=stacklevel,
-            )
 
     # ---- the equation's arguments
 

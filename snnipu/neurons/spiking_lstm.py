@@ -1,7 +1,7 @@
 """``snnipu.SLSTM`` and ``snnipu.SConv2dLSTM``: snnTorch's spiking LSTMs over whole sequences."""
 
 import warnings
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import snntorch
 import torch
@@ -9,17 +9,15 @@ from torch import nn
 
 from snnipu._route import is_exporting
 from snnipu.functional.quant import StateQuant
-from snnipu.neurons import _instances
 from snnipu.neurons._hooks import is_hooked, is_plain
 from snnipu.neurons._states import STATE_FUNCTIONS, AttributeStates
 from snnipu.ops import step_operators
-from snnipu.ops._arguments import check_sequence, is_autocast, reset_code
+from snnipu.ops._arguments import check_sequence, is_autocast
 from snnipu.ops.spiking_lstm import Cell, ConvCell, LinearCell, LSTMNeuron, spiking_lstm_sequence
 
 _NEURON_STEP = ("fire", "mem_reset")
 _CELL_STEP = ("_base_state_function", "_base_state_reset_zero", "_base_sub", "_base_zero", "_base_int")
 _CALLS = ("forward", "reset_mem")
-_WARNED: Set[Tuple[Any, ...]] = set()
 
 
 class _SpikingLSTM(AttributeStates):
@@ -28,13 +26,6 @@ class _SpikingLSTM(AttributeStates):
     syn: torch.Tensor
     mem: torch.Tensor
     reset_mechanism_val: torch.Tensor
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _instances.hold_weakly()
-        if "reset_mechanism" in kwargs:
-            reset_code(kwargs["reset_mechanism"])
-        super().__init__(*args, **kwargs)
-        self._take_over()
 
     def _states(self) -> Tuple[str, ...]:
         return ("syn", "mem")
@@ -188,7 +179,8 @@ class _SpikingLSTM(AttributeStates):
         if steps == 0:
             raise ValueError(f"x must have at least one time step, got shape {tuple(x.shape)}")
         if not self.runs_fused():
-            self._warn_replaced()
+            if self._replaced():
+                self._warn_replaced()
             spk, syns, mems = self._by_steps(x, syn, mem, num_steps)
             return spk.to(x.dtype), syns, mems
         spk, syns, mems = spiking_lstm_sequence(self._cell(), self._neuron(), x, syn, mem, num_steps)
@@ -228,17 +220,6 @@ class _SpikingLSTM(AttributeStates):
             results.append(out)
         spk, syns, mems = (torch.stack(part) for part in zip(*results))
         return spk, syns, mems
-
-    def _warn_replaced(self) -> None:
-        names = self._replaced()
-        key = (type(self), *names)
-        if names and key not in _WARNED:
-            _WARNED.add(key)
-            warnings.warn(
-                f"{type(self).__name__} replaces {', '.join(names)} of {self.fused_class.__name__}: "
-                "it runs step by step",
-                stacklevel=4,
-            )
 
     def __getstate__(self) -> Dict[str, Any]:
         state = super().__getstate__()

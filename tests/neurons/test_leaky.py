@@ -16,7 +16,7 @@ from support.tables import assert_refused, each_row
 from torch import nn
 
 import snnipu as snn
-from snnipu.neurons import fused as fused_neurons
+from snnipu.neurons import _states
 
 RESETS = ["subtract", "zero", "none"]
 
@@ -174,7 +174,7 @@ REPLACED += ["fire", "mem_reset", "state_function", "_base_state_function", "for
 @pytest.mark.parametrize("fused", ["steps", "sequence", "MultiStep"])
 def test_what_is_replaced_is_honoured(name, fused, monkeypatch):
     """Step, sequence and MultiStep give snnTorch's result, and warn the first time."""
-    monkeypatch.setattr(fused_neurons, "_WARNED", set())
+    monkeypatch.setattr(_states, "_WARNED", set())
     layers = []
     for source in (snntorch, snn):
         if name in leaky_subclasses(source):

@@ -11,7 +11,7 @@ from support.loops import kinds, neuron_of
 
 import snnipu as snn
 from snnipu.backends import host, neuron_step
-from snnipu.neurons import fused as fused_module
+from snnipu.neurons import _states
 
 pytestmark = pytest.mark.skipif(host.library is None, reason="needs the kernels")
 
@@ -159,7 +159,7 @@ def test_steps_that_are_snntorchs_see_a_change(kind, unfused, init_hidden, chang
 @pytest.mark.parametrize("kind", [snntorch.SpikingNeuron, snntorch.Leaky])
 def test_a_reset_signal_of_snntorch_that_is_exchanged(kind, monkeypatch):
     """The signal of all neurons, or of one class, is replaced."""
-    monkeypatch.setattr(fused_module, "_WARNED", set())
+    monkeypatch.setattr(_states, "_WARNED", set())
     x = torch.full((3, 4), 0.75)
     pairs = [[source.Leaky(beta=0.9, state_quant=q) for source in (snn, snntorch)] for q in (False, _half)]
     for lif, other in pairs:
@@ -168,7 +168,7 @@ def test_a_reset_signal_of_snntorch_that_is_exchanged(kind, monkeypatch):
     for lif, other in pairs:
         for _ in range(3):
             assert torch.equal(lif(x)[1], other(x)[1])
-    assert list(fused_module._WARNED) == [(snn.Leaky, "mem_reset")]
+    assert list(_states._WARNED) == [(snn.Leaky, "mem_reset")]
 
 
 def test_what_snntorchs_step_is_not_given():
