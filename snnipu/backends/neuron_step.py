@@ -238,7 +238,10 @@ def kernel_step(
         for value in parameters.values():
             if not _accepts_parameter(value, x):
                 return None
-        values = _derive_parameters(plan, parameters, x)
+        values = [
+            (value if value.dtype == x.dtype else value.to(x.dtype)).contiguous().resolve_neg()
+            for value in plan.derive(parameters, shared_one(x.dtype, x.device))
+        ]
     return _step(plan, kernel, x, is_silent(plan.neuron, kernel, parameters))(x, states, values)
 
 
@@ -300,16 +303,6 @@ def _accepts_parameter(value: Parameter, x: torch.Tensor) -> bool:
         return False
     # A parameter with dimensions widens the dtype of the result.
     return value.dim() == 0 or (value.dtype == x.dtype and broadcasts_to(value, x.shape))  # type: ignore[union-attr]
-
-
-def _derive_parameters(
-    plan: _neurons.NeuronPlan, parameters: Mapping[str, Parameter], x: torch.Tensor
-) -> List[torch.Tensor]:
-    """Return the values that the kernel reads, computed from parameters that learn or have dimensions."""
-    return [
-        (value if value.dtype == x.dtype else value.to(x.dtype)).contiguous().resolve_neg()
-        for value in plan.derive(parameters, shared_one(x.dtype, x.device))
-    ]
 
 
 @lru_cache(maxsize=None)

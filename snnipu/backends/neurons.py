@@ -76,11 +76,6 @@ class Kernels(NamedTuple):
     states: int
     parameters: int
 
-    def check_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Raise ValueError unless the number of parameters is that of the neuron."""
-        if len(parameters) != self.parameters:
-            raise ValueError(f"parameters must be {self.parameters} tensors for this neuron, got {len(parameters)}")
-
 
 def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the functions of ``library``, and return it. Raise NativeLibraryError if its interface differs."""
@@ -155,7 +150,9 @@ class NeuronCall:
 
     def read_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
         words, dtype, elements = self.words, self.compute, self.elements
-        self.neuron.check_parameters(parameters)
+        if len(parameters) != self.neuron.parameters:
+            expected = self.neuron.parameters
+            raise ValueError(f"parameters must be {expected} tensors for this neuron, got {len(parameters)}")
         if isinstance(parameters, Constants):
             if parameters.dtype is not dtype:
                 raise TypeError(f"parameters must be {dtype}, got {parameters.dtype}")

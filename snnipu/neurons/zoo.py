@@ -254,16 +254,14 @@ class _Recurrent(FusedNeuron):
     def _kernel_states(
         self, x: torch.Tensor, states: Sequence[Optional[torch.Tensor]]
     ) -> Sequence[Optional[torch.Tensor]]:
-        return [self._recurrent_input(x, states[0]), *states[1:]] if self.all_to_all else states
+        if not self.all_to_all:
+            return states
+        spk = states[0]
+        return [self.recurrent(torch.zeros_like(x) if spk is None else spk.to(x.dtype)), *states[1:]]
 
     def _step_values(self, x: torch.Tensor) -> Dict[str, Any]:
         values = self._values()
         return {**values, STRENGTH: shared_one(x.dtype, x.device)} if self.all_to_all else values
-
-    def _recurrent_input(self, x: torch.Tensor, spk: Optional[torch.Tensor]) -> torch.Tensor:
-        """Return the recurrent layer's output for the spikes of the step before."""
-        current: torch.Tensor = self.recurrent(torch.zeros_like(x) if spk is None else spk.to(x.dtype))
-        return current
 
     def _connection(self) -> Optional[RecurrentConnection]:
         """Return the recurrent layer as the kernels' connection; None if they do not support it."""

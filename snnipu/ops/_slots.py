@@ -103,27 +103,23 @@ def select(
     return ids.int(), counts.int(), (counted - counts).int()
 
 
-def select_among_slots(ids: torch.Tensor, counts: torch.Tensor, num_neurons: int, capacity: int, rotate: bool) -> Slots:
-    """Select among existing slots in the order of :func:`select`.
+def limit(spikes: SparseSpikes, max_spikes: int, overflow: str) -> Slots:
+    """Select among the slots of ``spikes`` in the order of :func:`select`, for ``SparseSpikes.limit``.
 
     Returns ids, the old slot of each new slot, counts and dropped.
     """
-    slots = torch.arange(ids.shape[2], device=ids.device)
-    ids = torch.where(slots < counts[..., 1:], ids, 0)  # padding may hold anything
-    first = first_ids(ids.shape[0], num_neurons, capacity, rotate, ids.device)
-    rank = (ids - first[:, None, None]).remainder(num_neurons)
-    group = (slots >= counts[..., :1]).long() + (slots >= counts[..., 1:]).long()
-    chosen = (group * num_neurons + rank).argsort(-1)[..., :capacity]
-    order = (group.gather(-1, chosen) * num_neurons + ids.gather(-1, chosen)).argsort(-1)
-    chosen = chosen.gather(-1, order)
-    kept = counts.clamp(max=capacity)
-    return ids.gather(-1, chosen).contiguous(), chosen, kept, counts - kept
-
-
-def limit(spikes: SparseSpikes, max_spikes: int, overflow: str) -> Slots:
-    """Run :func:`select_among_slots` for ``SparseSpikes.limit``; check its arguments."""
     check_int("max_spikes", max_spikes, 0)
-    return select_among_slots(spikes.ids, spikes.counts, spikes.num_neurons, max_spikes, overflow_code(overflow))
+    neurons, counts = spikes.num_neurons, spikes.counts
+    slots = torch.arange(spikes.capacity, device=spikes.device)
+    ids = torch.where(slots < counts[..., 1:], spikes.ids, 0)  # padding may hold anything
+    first = first_ids(ids.shape[0], neurons, max_spikes, overflow_code(overflow), ids.device)
+    rank = (ids - first[:, None, None]).remainder(neurons)
+    group = (slots >= counts[..., :1]).long() + (slots >= counts[..., 1:]).long()
+    chosen = (group * neurons + rank).argsort(-1)[..., :max_spikes]
+    order = (group.gather(-1, chosen) * neurons + ids.gather(-1, chosen)).argsort(-1)
+    chosen = chosen.gather(-1, order)
+    kept = counts.clamp(max=max_spikes)
+    return ids.gather(-1, chosen).contiguous(), chosen, kept, counts - kept
 
 
 def scatter(values: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor, num_neurons: int) -> torch.Tensor:

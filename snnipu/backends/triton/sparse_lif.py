@@ -5,7 +5,7 @@ the slots of all rows. In a recurrent layer the last two are launched for each s
 before.
 """
 
-from typing import Any, Dict, Tuple
+from typing import Dict, Tuple
 
 import torch
 import triton
@@ -327,20 +327,6 @@ def _blocks(neurons: int) -> Tuple[int, Dict[str, int]]:
     return triton.cdiv(neurons, block), {"BLOCK": block, "num_warps": block // WORD_BITS}
 
 
-def _fired_words(
-    mem: torch.Tensor, beta: torch.Tensor, threshold: torch.Tensor
-) -> Tuple[torch.Tensor, int, Dict[str, Any], Dict[str, bool]]:
-    """Allocate the bits of the neurons that fired.
-
-    Returns:
-        The words of bits, the number of programs for one row, and the launch options of the kernels that write them.
-    """
-    blocks, sizes = _blocks(mem.shape[2])
-    fired = torch.empty((*mem.shape[:2], words(mem.shape[2])), dtype=torch.int32, device=mem.device)
-    in_words = {"BLOCK_WORDS": sizes["BLOCK"] // WORD_BITS, "num_warps": sizes["num_warps"], **backend.exact()}
-    return fired, blocks, in_words, {"BETAS": beta.numel() > 1, "THRESHOLDS": threshold.numel() > 1}
-
-
 def select_slots(
     mem: torch.Tensor, beta: torch.Tensor, threshold: torch.Tensor, a: LayerForward
 ) -> Tuple[Selection, torch.Tensor]:
@@ -358,7 +344,10 @@ def select_slots(
     device = backend.check_launch(mem, beta, threshold, a.recurrent_weight)
     beta, threshold = beta.contiguous(), threshold.contiguous()
     steps, batch, neurons = mem.shape
-    fired, blocks, in_words, per_neuron_parameters = _fired_words(mem, beta, threshold)
+    blocks, sizes = _blocks(neurons)
+    fired = torch.empty((steps, batch, words(neurons)), dtype=torch.int32, device=mem.device)
+    in_words = {"BLOCK_WORDS": sizes["BLOCK"] // WORD_BITS, "num_warps": sizes["num_warps"], **backend.exact()}
+    per_neuron_parameters = {"BETAS": beta.numel() > 1, "THRESHOLDS": threshold.numel() > 1}
     if a.recurrent_weight is None:
         if mem.numel():
             with backend.on_device(device):
