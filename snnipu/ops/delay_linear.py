@@ -79,14 +79,11 @@ def taps(weight: torch.Tensor, delay: torch.Tensor, max_delay: int, kernel: str,
 
 def append_silent_steps(x: DenseOrSparse, steps: int) -> DenseOrSparse:
     """Return the input followed by ``steps`` steps without spikes."""
-    if not isinstance(x, SparseSpikes):
-        return _padded(x, steps)
-    ids, values, counts = (_padded(each, steps) for each in (x.ids, x.values, x.counts))
-    return SparseSpikes._trusted(ids, values, counts, x.num_neurons)
 
+    def padded(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor, tensor.new_zeros(steps, *tensor.shape[1:])])
 
-def _padded(x: torch.Tensor, steps: int) -> torch.Tensor:
-    return torch.cat([x, x.new_zeros(steps, *x.shape[1:])])
+    return x._map_tensors(padded) if isinstance(x, SparseSpikes) else padded(x)
 
 
 def delay_linear(x: DenseOrSparse, connected: Delayed, bias: Optional[torch.Tensor] = None) -> torch.Tensor:

@@ -33,14 +33,6 @@ def _recurrent_argument(recurrent_weight: torch.Tensor, weight: torch.Tensor, ow
     return recurrent_weight.to(weight.dtype)
 
 
-def _later(spikes: SparseSpikes, delay: int) -> SparseSpikes:
-    """Return the spikes shifted by ``delay`` steps, with empty steps first."""
-    if delay == 0:
-        return spikes
-    ids, values, counts = (delayed(each, delay) for each in (spikes.ids, spikes.values, spikes.counts))
-    return SparseSpikes._trusted(ids, values, counts, spikes.num_neurons)
-
-
 def sparse_lif_sequence(
     spikes: SparseSpikes,
     weight: torch.Tensor,
@@ -112,11 +104,10 @@ def sparse_lif_sequence(
     if recurrent_weight is not None:
         recurrent_weight = _recurrent_argument(recurrent_weight, weight, n.spike_grad is not None)
         if _route.uses_operator("sparse_lif_sequence with recurrent_weight", "SparseNetwork"):
+            later = spikes._map_tensors(lambda tensor: delayed(tensor, delay))
             decay = learnt_decay(neurons.beta)
             layer = (original_weight, decay, level, bias, max_spikes, n.grad_threshold, input_scale, recurrent_weight)
-            spikes_out = _route.call(
-                "sparse_layer", _later(spikes, delay), *layer, n.reset, overflow_code(overflow), n.kernel
-            )
+            spikes_out = _route.call("sparse_layer", later, *layer, n.reset, overflow_code(overflow), n.kernel)
             return cast(SparseSpikes, spikes_out)
     elif _route.uses_operator("sparse_lif_sequence", "SparseLinear"):
         current = _route.call("sparse_linear", spikes, original_weight, None)
