@@ -38,6 +38,7 @@ def recordings():
 # Settings of a kind of run, and the batches of its epochs.
 KINDS = {
     "images": (config, {}, 7),
+    "images by snnTorch": (config, {"engine": "snntorch"}, 7),
     "dense": (event_config, {"method": "dense"}, 5),
     "sparse_ops": (event_config, {"method": "sparse_ops"}, 5),
     "sparse_network": (event_config, {}, 5),
@@ -91,14 +92,20 @@ def test_bad_settings(row):
     assert_refused(row, globals())
 
 
-def test_the_network_is_that_of_snntorchs_tutorials():
-    ours = training.build_network(config(), 64, 10)
-    theirs, x = snn.to_snntorch(ours), torch.rand(8, 64)
-    expected = [theirs[:2](x, num_steps=5), theirs(x, num_steps=5)]
-    assert expected[1][0].shape == expected[1][1].shape == (5, 8, 10)
-    for actual, (spk, mem) in zip(training.layer_activity(ours, x, 5), expected):
-        assert torch.equal(actual[0], spk)
-        torch.testing.assert_close(actual[1], mem)
+def test_engines_have_the_same_network():
+    ours, snntorchs = (training.build_network(config(engine=engine), 64, 10) for engine in training.ENGINES)
+    assert isinstance(ours, snn.MultiStep)
+    assert equal(dict(ours.state_dict()), dict(snntorchs.state_dict()))
+    x = torch.rand(8, 64)
+    (spk, mem), (spk_snntorch, mem_snntorch) = ours(x, num_steps=5), snntorchs(x, num_steps=5)
+    assert spk.shape == mem.shape == (5, 8, 10)
+    assert torch.equal(spk, spk_snntorch)
+    torch.testing.assert_close(mem, mem_snntorch)
+    for (spk, mem), (spk_snntorch, mem_snntorch) in zip(
+        training.layer_activity(ours, x, 5), training.layer_activity(snntorchs, x, 5)
+    ):
+        assert torch.equal(spk, spk_snntorch)
+        torch.testing.assert_close(mem, mem_snntorch)
 
 
 def test_equal_settings_give_equal_results(make, whole):
@@ -232,6 +239,12 @@ def test_diverging_training_is_an_error(on_digits):
         trainer.fit()
 
 
+def test_batch_larger_than_the_training_set(on_digits):
+    on_digits(batch_size=200)
+    with pytest.raises(ValueError, match="batch_size: 201 is larger than the training set of digits, 200 images"):
+        on_digits(batch_size=201)
+
+
 class Hostile:
     """An object that creates a file when it is unpickled."""
 
@@ -279,8 +292,8 @@ def test_checkpoints_of_other_versions(tmp_path, monkeypatch, on_digits):
     with refused(r"the checkpoint is damaged: TypeError: .*'new_setting'"):
         trainer.load_state_dict({**state, "config": {**state["config"], "new_setting": 1}})
     training.save_checkpoint(path, state)
-    monkeypatch.setattr("snnipu.training.checkpoint.FORMAT", "snnipu-train-5")
-    with refused(r"is not a checkpoint of this version .* \(snnipu-train-5\)"):
+    monkeypatch.setattr("snnipu.training.checkpoint.FORMAT", "snnipu-train-4")
+    with refused(r"is not a checkpoint of this version .* \(snnipu-train-4\)"):
         training.load_checkpoint(path)
 
 
@@ -316,6 +329,9 @@ def test_checkpoint_of_another_run(on_digits):
         on_digits(hidden=8, steps=6).load_state_dict(state)
     with refused("train_samples is 200 there and 1442 here"):
         training.Trainer(config(), datasets.digits()).load_state_dict(state)
+    ahead = {**state, "history": [dict.fromkeys(("train_loss", "train_accuracy", "test_accuracy", "seconds"), 1.0)] * 3}
+    with refused("has 3 finished epochs, more than epochs=2"):
+        on_digits().load_state_dict(ahead)
 
 
 def test_spike_rates_and_speed(few_digits, on_digits):
@@ -346,7 +362,7 @@ def test_600_damaged_checkpoints(trained, tmp_path):
     path = tmp_path / "run.pt"
     training.save_checkpoint(path, trained)
     whole = path.read_bytes()
-    assert equal(training.load_checkpoint(path), {**trained, "format": "snnipu-train-4"})
+    assert equal(training.load_checkpoint(path), {**trained, "format": "snnipu-train-3"})
     changed = 0
     for _, data in variants(whole, 600, seed=0, often=[(len(whole) - 400, len(whole))]):
         path.write_bytes(data)

@@ -124,6 +124,11 @@ OPTIONS: Dict[str, List[TrainOption]] = {
         TrainOption("beta", float, "", "decay of the membrane per step ({default})"),
         TrainOption("seed", int, "", f"seed of weights and batch order (default: {_IMAGES.seed})"),
         TrainOption(
+            "engine", training.ENGINES, "",
+            "digits and mnist: library that runs the neurons: snnipu (default), or snnTorch's loop with the same "
+            "weights, to compare",
+        ),
+        TrainOption(
             "precision", PRECISIONS, "",
             "bf16: products and spikes in bfloat16, by autocast; for events with --method dense (default: float32)",
         ),

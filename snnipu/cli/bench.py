@@ -4,15 +4,18 @@
 """
 
 import argparse
+import functools
 import gc
 import json
 import math
 import random
 import statistics
 import sys
+import textwrap
 import time
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import snntorch
@@ -22,7 +25,8 @@ from torch import nn
 from torch.nn import functional
 
 import snnipu
-from snnipu._files import write_text
+from snnipu._extras import MissingExtra, require
+from snnipu._files import write_atomically, write_text
 from snnipu.cli._streams import called, output_path, positive_integer
 from snnipu.cli.info import collect
 from snnipu.datasets import random_spikes
@@ -36,6 +40,7 @@ FLIPS_ON_CUDA = 1e-4
 MIN_ROUNDS = 3
 # A call shorter than the first is repeated within a sample; one longer than the second needs no untimed call before.
 MIN_SAMPLE_SECONDS, LONG_SAMPLE_SECONDS = 5e-3, 0.1
+OWN_COLOUR, PEER_COLOUR = "#d1495b", "#8ea4b8"
 
 
 @dataclass(frozen=True)
@@ -329,6 +334,25 @@ def table(records: Sequence[Dict[str, Any]]) -> str:
     return "\n".join([records[0]["title"], *rows])
 
 
+def draw(tables: Sequence[Sequence[Dict[str, Any]]], footer: str, path: Path) -> None:
+    """Draw the medians as bars, with a panel for each case."""
+    figure = require("matplotlib.figure", "bench", "a chart").Figure(
+        figsize=(9, 0.4 + 1.6 * len(tables)), dpi=120, layout="constrained"
+    )
+    figure.supxlabel(textwrap.fill(footer, 110), fontsize=8)
+    for axes, records in zip(figure.subplots(len(tables), squeeze=False)[:, 0], tables):
+        medians = [record.get("median", 0.0) for record in records]
+        labels = [record["contender"] for record in records]
+        colours = [OWN_COLOUR if label.startswith("snnipu") else PEER_COLOUR for label in labels]
+        bars = axes.barh(labels, medians, color=colours)
+        axes.bar_label(bars, [" ".join(_row_text(record, records[-1]).split()) for record in records], padding=4)
+        axes.set_title(records[0]["title"], loc="left", fontsize=10)
+        axes.set_xlim(0, 1.4 * max(medians, default=0.0) or 1.0)
+        axes.invert_yaxis()
+        axes.set_xticks([])
+    write_atomically(path, functools.partial(figure.savefig, format=path.suffix[1:].lower()))
+
+
 def _device(text: str) -> torch.device:
     if text not in ("cpu", "cuda"):
         raise argparse.ArgumentTypeError(f"unknown device {text!r}; known: cpu, cuda")
@@ -348,10 +372,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add = parser.add_argument
     add("case", nargs="?", default="all", choices=[*CASES, "all"], help="what to run (default: all)")
     add("--json", type=output_path(), metavar="FILE", help="write the times of all rounds as JSON")
+    add("--chart", type=output_path(".png", ".svg", ".pdf"), metavar="FILE.png", help="draw the times")
     add("--device", type=_device, default=torch.device("cpu"), metavar="{cpu,cuda}", help="where to run (default: cpu)")
     add("--threads", type=positive_integer, metavar="N", help="CPU threads (default: PyTorch's)")
     add("--quick", action="store_true", help="small sizes and few rounds: a test that all cases run, not a measurement")
     arguments = parser.parse_args(argv)
+    if arguments.chart:
+        try:
+            require("matplotlib.figure", "bench", "a chart")
+        except MissingExtra as error:
+            parser.error(f"argument --chart: {error}")
     threads, tables = torch.get_num_threads(), []
     torch.set_num_threads(arguments.threads or threads)
     try:
@@ -371,4 +401,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if arguments.json:
         document = {"environment": environment, "device": str(arguments.device), "records": records}
         write_text(arguments.json, json.dumps(document, indent=1) + "\n")
+    if arguments.chart:
+        draw(tables, footer, arguments.chart)
     return 1 if any(record["red"] for record in records) else 0

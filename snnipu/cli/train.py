@@ -237,7 +237,7 @@ def set_up(
     """Return the trainer: settings, data and network."""
     device = choose_device(options.device, ranks)
     config = choose_config(options, saved if options.resume else None)
-    for name, required in (("precision", "float32"), ("rule", None)):
+    for name, required in (("engine", "snnipu"), ("precision", "float32"), ("rule", None)):
         value = getattr(config, name, required)
         if on_ipu_model and value != required:
             raise UsageError(f"argument {flag(name)}: {value} does not run on the IPU model; --device cpu does")

@@ -21,8 +21,9 @@ from snnipu.datasets.event_data import EventData
 
 SIDE = 34
 CLASSES = 10
-# The camera makes three saccades of about 100 ms.
-RECORDING_US = 315_000
+# The camera makes three saccades of about 100 ms, which end a recording.
+SACCADE_US = 105_000
+RECORDING_US = 3 * SACCADE_US
 
 _EVENT_BYTES = 5
 # An event with this y reports an overflow of the 13-bit clock; its other fields are void.
@@ -57,6 +58,13 @@ def read_events(path: str) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarr
     return times, x, y, polarity
 
 
+def _read_first_saccade(path: str) -> Tuple[np.ndarray, ...]:
+    """Return the events of a recording during the first saccade."""
+    events = read_events(path)
+    end = int(np.searchsorted(events[0], SACCADE_US))
+    return tuple([field[:end] for field in events])
+
+
 def _files(folder: str) -> Tuple[List[str], List[int]]:
     """Return the recordings of ``folder/<label>/*.bin``, sorted by label and name, and their labels."""
     paths, labels = [], []
@@ -80,6 +88,7 @@ def nmnist(
     *,
     step_us: Optional[float] = None,
     window_us: Optional[float] = None,
+    first_saccade: bool = False,
     crop: Optional[Size] = None,
     merge_polarity: bool = False,
     values: str = "binary",
@@ -96,8 +105,9 @@ def nmnist(
         num_steps: time steps T.
         step_us: microseconds of a time step; events after the last step are dropped. Published runs of sparse networks
             use 1,000 and 100 steps: roughly the first saccade.
-        window_us: instead of ``step_us``: microseconds of all steps together. Default: 315,000, the whole recording;
-            105,000 is the camera's first of three moves.
+        window_us: instead of ``step_us``: microseconds of all steps together. Default: 315,000, the whole recording, or
+            105,000 with ``first_saccade``.
+        first_saccade: True: drop events from 105,000 microseconds on, after the camera's first of three moves.
         crop: use only the central ``crop`` x ``crop`` or ``(height, width)`` pixels.
         merge_polarity: True: one neuron per pixel, for events of both polarities.
         values, max_spikes, overflow: arguments of :meth:`~snnipu.SparseSpikes.from_events`.
@@ -116,14 +126,14 @@ def nmnist(
     Source: Orchard, Jayawant, Cohen & Thakor, Converting static image datasets to spiking neuromorphic datasets using
     saccades, Frontiers in Neuroscience 9 (2015). Published runs: arXiv 2311.04386.
     """
-    step = step_length(num_steps, step_us, window_us, RECORDING_US)
+    step = step_length(num_steps, step_us, window_us, SACCADE_US if first_saccade else RECORDING_US)
     camera = Camera.of(SIDE, SIDE, crop, 1, merge_polarity)
     folder = find("N-MNIST", "NMNIST", root, ("Train", "Test"), download)
 
     return data_of_files(
         "nmnist",
         [_files(os.path.join(folder, name)) for name in ("Train", "Test")],
-        read_events,
+        _read_first_saccade if first_saccade else read_events,
         camera.neurons,
         camera.num_neurons,
         CLASSES,
@@ -134,5 +144,5 @@ def nmnist(
         overflow=overflow,
         values=values,
         cache=cache,
-        cache_key=f"nmnist {tuple(camera)}",
+        cache_key=f"nmnist {tuple(camera)} {first_saccade}",
     )

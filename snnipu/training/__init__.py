@@ -21,18 +21,19 @@ from snnipu.training.checkpoint import (
     lock_checkpoint,
     save_checkpoint,
 )
-from snnipu.training.config import DATASETS, EVENT_DATASETS, EventConfig, Settings, TrainConfig
+from snnipu.training.config import DATASETS, ENGINES, EVENT_DATASETS, EventConfig, Settings, TrainConfig
 from snnipu.training.events import EventTrainer
 from snnipu.training.loop import DivergedError, TrainingLoop
 from snnipu.training.low_activity import ActivityRegularizer, GradThresholdSchedule, LayerScale, scale_to_activity
 from snnipu.training.methods import METHODS
-from snnipu.training.network import build_network, layer_activity
+from snnipu.training.network import StepLoop, build_network, layer_activity
 from snnipu.training.online import RULES, SPIKE_RULES
 from snnipu.training.ranks import TIMEOUT, OtherRankError, Ranks, joined
 from snnipu.training.trainer import Trainer
 
 __all__ = [
     "DATASETS",
+    "ENGINES",
     "EVENT_DATASETS",
     "METHODS",
     "RULES",
@@ -48,6 +49,7 @@ __all__ = [
     "OtherRankError",
     "Ranks",
     "Settings",
+    "StepLoop",
     "TrainConfig",
     "Trainer",
     "TrainingLoop",

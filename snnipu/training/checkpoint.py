@@ -15,7 +15,7 @@ import torch
 
 from snnipu._files import InUseError, is_held, sole_writer, write_atomically
 
-FORMAT = "snnipu-train-4"
+FORMAT = "snnipu-train-3"
 
 _COMMENT = b"snnipu sha256 "
 _DIGITS = 2 * hashlib.sha256().digest_size

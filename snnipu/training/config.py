@@ -10,6 +10,7 @@ from snnipu.training.online import CHUNK, RULES, SPIKE_RULES
 
 DATASETS = ("digits", "mnist")
 EVENT_DATASETS = ("randman", "nmnist", "shd", "dvs", "spoken_digits")
+ENGINES = ("snnipu", "snntorch")
 OVERFLOW_ORDERS = ("lowest", "rotate")
 PRECISIONS = ("float32", "bf16")
 NETWORKS = ("fc", "conv")
@@ -95,21 +96,26 @@ class TrainConfig(Settings):
 
     Attributes:
         dataset: ``"digits"`` or ``"mnist"``.
+        engine: ``"snnipu"``, or ``"snntorch"`` for a loop over snnTorch's steps with the same initial weights.
         hidden: number of hidden neurons.
         bptt_steps: steps after which the gradient through time is cut (truncated backpropagation through time); None:
-            it flows through all steps.
+            it flows through all steps. Like ``rule``, only with the engine ``"snnipu"``.
         steps, epochs, batch_size, lr, lr_decay, beta, seed, precision, rule, chunk: as in :class:`Settings`.
 
     Raises:
         ValueError: an argument is out of its range; the message starts with its name.
     """
 
+    engine: str = "snnipu"
     hidden: int = 128
     bptt_steps: Optional[int] = None
 
     def __post_init__(self) -> None:
         self._check_choice("dataset", DATASETS)
         self._check_values()
+        for name in ("bptt_steps", "rule"):
+            if getattr(self, name) is not None and self.engine != "snnipu":
+                raise ValueError(f"{name}: only for the engine snnipu, not {self.engine}")
         if self.rule is not None and self.bptt_steps is not None:
             raise ValueError("bptt_steps: a rule of online learning does not go back through time")
         check_positive_int("hidden", self.hidden)
@@ -462,6 +468,7 @@ _ACCEPTED: _Accepted = {
         *("initial_activity", "initial_output_activity", "rate_limit"),
     ),
     **_numbers("a finite number", math.isfinite, "grad_threshold", "grad_threshold_start"),
+    **_one_of("engine", ENGINES),
     **_one_of("precision", PRECISIONS),
     **_one_of("method", tuple(METHODS)),
     **_one_of("network", NETWORKS),

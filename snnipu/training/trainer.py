@@ -4,6 +4,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 from snntorch.functional import ce_count_loss
+from torch import nn
 
 from snnipu.backends import backend_for
 from snnipu.datasets import ImageData
@@ -39,11 +40,12 @@ class Trainer(TrainingLoop):
             ``test_accuracy`` (fractions, 0 to 1), ``seconds`` (of training, without evaluation).
 
     Raises:
-        ValueError: ``config.batch_size`` is larger than the training set; ``checkpoint_steps`` with a rule.
+        ValueError: ``config.batch_size`` is larger than the training set; ``checkpoint_steps`` with another engine or
+            rule.
     """
 
     unit = "images"
-    network: MultiStep
+    network: nn.Sequential
 
     def __init__(
         self,
@@ -56,6 +58,8 @@ class Trainer(TrainingLoop):
     ) -> None:
         if checkpoint_steps is not None:
             check_positive_int("checkpoint_steps", checkpoint_steps)
+            if config.engine != "snnipu":
+                raise ValueError(f"checkpoint_steps: only for the engine snnipu, not {config.engine}")
             if config.rule is not None:
                 raise ValueError("checkpoint_steps: a rule of online learning keeps one chunk alone")
         description = {
@@ -71,7 +75,7 @@ class Trainer(TrainingLoop):
             self._online = OnlineSteps(self.network, config.rule)
         self.data = data
         self.checkpoint_steps = checkpoint_steps
-        self.backend = backend_for("lif_sequence", self.device)
+        self.backend = "snntorch" if config.engine == "snntorch" else backend_for("lif_sequence", self.device)
         self._loss = ce_count_loss()
         self._train_x = data.train_images.flatten(1).to(self.device)
         self._train_y = data.train_labels.to(self.device)
@@ -98,7 +102,7 @@ class Trainer(TrainingLoop):
 
     def _spikes(self, x: torch.Tensor) -> torch.Tensor:
         steps, truncated = self.config.steps, self.config.bptt_steps
-        if torch.is_grad_enabled() and (truncated or self.checkpoint_steps):
+        if isinstance(self.network, MultiStep) and torch.is_grad_enabled() and (truncated or self.checkpoint_steps):
             segment = min(filter(None, (truncated, self.checkpoint_steps)))
             spk, _ = run_segments(
                 self.network,
@@ -144,7 +148,7 @@ class Trainer(TrainingLoop):
         config, data = self.config, self.data
         first, second = data.num_features * config.hidden, config.hidden * data.num_classes
         # The image is the same at every step: MultiStep computes the first layer once.
-        return config.batch_size * (first + second * config.steps)
+        return config.batch_size * (first * (1 if config.engine == "snnipu" else config.steps) + second * config.steps)
 
     def describe_epoch(self) -> str:
         """Return what the line of the last epoch shows in addition to loss and accuracies."""

@@ -1,6 +1,7 @@
 """``python -m snnipu bench``: snnipu against snnTorch, in less than a minute."""
 
 import dataclasses
+import sys
 
 import pytest
 import snntorch
@@ -15,8 +16,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_quick_run_of_everything(tmp_path, capsys):
-    out = tmp_path / "out.json"
-    assert main(words("bench --quick --json", out)) == 0
+    pytest.importorskip("matplotlib")
+    out, picture = tmp_path / "out.json", tmp_path / "out.svg"
+    assert main(words("bench --quick --json", out, "--chart", picture)) == 0
     printed = capsys.readouterr().out
     document = read_json(out)
     assert list(dict.fromkeys(record["case"] for record in document["records"])) == ["lif", "network", "sparse"]
@@ -26,7 +28,9 @@ def test_quick_run_of_everything(tmp_path, capsys):
         assert len(record["seconds"]) >= 3
         assert record["red"] == ""
     assert document["environment"]["processor"]
-    assert f"torch {torch.__version__}, snntorch {snntorch.__version__}" in printed
+    drawn = picture.read_text(encoding="utf-8")
+    for word in ("snnTorch, the tutorial's loop", torch.__version__, snntorch.__version__):
+        assert word in drawn
 
 
 @pytest.mark.parametrize("name", bench.CASES)
@@ -105,6 +109,7 @@ def test_threads_are_set_recorded_and_restored(tmp_path):
     zeros                          | argument case
     --device tpu                   | argument --device: unknown device 'tpu'
     --json no/such/folder/out.json | argument --json: the folder
+    --chart out.txt                | argument --chart: out.txt: the name must end in .png
     """
     ),
 )
@@ -115,3 +120,8 @@ def test_bad_arguments_are_status_2(arguments, message, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_cuda_is_status_2(capsys):
     assert "argument --device: cuda: this PyTorch finds no CUDA device" in refusal(capsys, main, "bench --device cuda")
+
+
+def test_chart_without_matplotlib_is_status_2_before_the_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "argument --chart" in refusal(capsys, main, "bench --chart", tmp_path / "out.png")

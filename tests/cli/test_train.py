@@ -58,7 +58,9 @@ def test_on_the_ipu_model(capsys, tmp_path, ipu_target):
     assert all(entry["cycles"] > 0 and entry["tile_memory_max_bytes"] > 0 for entry in modelled["ipu_model"])
     assert "ipu_model" not in host
     assert "NeuronSequence (gradient), 5 x 128 x 16: " in capsys.readouterr().out
-    assert "argument --rule: sltt does not run on the IPU model" in fails(capsys, "--device ipu-model --rule sltt")
+    assert "argument --engine: snntorch does not run on the IPU model" in fails(
+        capsys, "--device ipu-model --engine snntorch"
+    )
     ipu_target("mk9")
     assert "argument --device: SNNIPU_IPU_MODEL_TARGET" in fails(capsys, "--device ipu-model")
 
@@ -118,7 +120,7 @@ def test_report_and_pictures(tmp_path, capsys):
     assert told["finished"] is True
     assert told["backend"]
     assert told["train_samples_per_s"] > 0
-    settings = {"dataset": "digits", "steps": 5, "hidden": 16, "epochs": 2, "batch_size": 128}
+    settings = {"dataset": "digits", "engine": "snnipu", "steps": 5, "hidden": 16, "epochs": 2, "batch_size": 128}
     settings.update(
         lr=1e-3, lr_decay=0.92, beta=0.9, seed=0, device="cpu", epochs_done=2, train_samples=1442, test_samples=355
     )
@@ -280,7 +282,7 @@ def test_bad_checkpoints(capsys, tmp_path):
     --hidden 17                  | hidden is 16 there and 17 here
     --dataset mnist --data-dir . | dataset is 'digits' there and 'mnist' here
     --seed 1 --lr 0.1            | lr is 0.001 there and 0.1 here, seed is 0 there and 1 here
-    --rule ottt                  | rule is None there and 'ottt' here
+    --engine snntorch            | engine is 'snnipu' there and 'snntorch' here
     --epochs 1                   | has 2 finished epochs, more than epochs=1
     """
     ),

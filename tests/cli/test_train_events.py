@@ -109,7 +109,7 @@ def test_on_the_ipu_model(arguments, used, tmp_path, ipu_target):
     cells_of(
         """
     --hidden 12,0                  | argument --hidden: expected a positive integer, got '0'
-    --bptt-steps 5                 | argument --bptt-steps: not for --dataset randman
+    --engine snntorch              | argument --engine: not for --dataset randman
     --activity few                 | argument --activity: expected a number or none, got 'few'
     --activity 0.1 --max-spikes 3  | argument --max-spikes: expected none, got 3:
     --max-spikes 3,4               | argument --max-spikes: expected 4 numbers, for the input, 2 hidden layers

@@ -99,6 +99,7 @@ def test_spikes_that_are_dropped_in_chunks_are_counted():
 @each_row("""
 --chunk 5 | argument --chunk: only with a rule
 --rule decolle | argument --rule: decolle trains local readouts
+--rule ottt --engine snntorch | argument --rule: only for the engine snnipu
 --rule ottt --bptt-steps 5 | argument --bptt-steps: a rule of online learning
 --rule ottt --checkpoint-steps 5 | argument --checkpoint-steps: a rule of online learning
 --rule ottt --precision bf16 | argument --precision: expected float32 with a rule
@@ -119,3 +120,10 @@ def test_several_processes_are_refused():
     config = training.TrainConfig(rule="ottt")
     with pytest.raises(ValueError, match="rule: only for one process"):
         training.Trainer(config, datasets.digits(), ranks=training.Ranks(0, 2, 0, 2))
+
+
+def test_a_checkpoint_of_another_rule_is_refused(capsys):
+    run(f"{DATA['digits']} --steps 3 --epochs 1 --rule sltt", "run")
+    capsys.readouterr()
+    again = "--resume --checkpoint run.pt --rule ottt --device cpu"
+    assert "rule is 'sltt' there and 'ottt' here" in refusal(capsys, train.main, again)

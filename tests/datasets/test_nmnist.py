@@ -73,12 +73,19 @@ def test_reads_tonics_layout(tmp_path):
 
 def test_window(folder):
     assert datasets.nmnist(folder).train.step == 3150
+    assert datasets.nmnist(folder, first_saccade=True).train.step == 1050
     assert datasets.nmnist(folder, 7, window_us=10).train.step == pytest.approx(10 / 7)
     spikes, _ = datasets.nmnist(folder, 100, step_us=1000).train[1]
     assert (spikes.num_spikes, spikes.outside) == (2, 3)
     assert spikes.num_steps == 100
     spikes, _ = datasets.nmnist(folder, 10, window_us=1010).train[1]
     assert places(spikes) == [(0, 0, 1), (9, 2311, 1)]
+
+
+def test_first_saccade(folder):
+    spikes, _ = datasets.nmnist(folder, 300, step_us=1000, first_saccade=True).train[1]
+    assert [t for t, _, _ in places(spikes)] == [0, 1, 104]
+    assert spikes.outside == 0
 
 
 def test_crop(folder):
