@@ -54,13 +54,9 @@ def learn(net, rule, lengths, prepared=False):
     online, x = snn.Online(net, rule=name, **options).double(), stream(net)
     if prepared:
         online.prepare(x[: lengths[0]])
-    net.zero_grad()
     outputs = []
-    for chunk in x.split(lengths):
-        out = online(chunk)
-        sum(part.square().sum() for part in out).backward()
-        outputs.append(out[1].detach())
-    return torch.cat(outputs), {name: p.grad.clone() for name, p in net.named_parameters()}
+    grads = drawn.gradients(online, x, lambda _, out: outputs.append(out[1].detach()), lengths)
+    return torch.cat(outputs), {name[len("net.") :]: grad for name, grad in grads.items() if name.startswith("net.")}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from online import drawn
 from oracle import relative_error
 from support.exact import exact
 from support.tables import assert_refused, each_row
@@ -141,14 +142,8 @@ def Gated(x, mem, *, beta, threshold, spike):
 def test_a_neuron_of_ones_own(neuron):
     net = snn.MultiStep(nn.Linear(8, 6), neuron(beta=0.8, learn=("beta",))).double()
     x = stream().double()
-    online, results = snn.Online(net, rule="snap1"), []
-    for length in (3, 12):
-        online.reset()
-        net.zero_grad()
-        for part in x.split(length):
-            online(part)[0].sum().backward()
-        results.append(grads_of(net))
-    assert set(results[0]) == {"0.weight", "0.bias", "1.beta"}
+    results = [drawn.gradients(snn.Online(net, rule="snap1"), x, length=length) for length in (3, 12)]
+    assert set(results[0]) == {"net.0.weight", "net.0.bias", "net.1.beta"}
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
     assert all(grad.any() for grad in results[0].values())
 
@@ -339,12 +334,8 @@ def test_traces_of_inputs_that_are_mostly_zeros(rule, kind, frozen, monkeypatch)
     monkeypatch.setattr(layer, "spikes_of_slots", lambda *arguments: (used.append(1), of_slots(*arguments))[1])
     gradients = []
     for only in (False, True):
-        net.zero_grad()
-        online = snn.Online(net, rule=rule)
         with snn.dense_only() if only else contextlib.nullcontext():
-            for chunk in x.split(20):
-                online(chunk)[1].square().sum().backward()
-        gradients.append(grads_of(net))
+            gradients.append(drawn.gradients(snn.Online(net, rule=rule), x, length=20))
         has_slots = not only and (kind, rule) != ("recurrent", "snap1")  # which has a trace for each weight
         assert bool(used) is has_slots
         used.clear()
@@ -367,14 +358,8 @@ def test_a_stream_after_one_in_inference_mode(rule):
     with torch.inference_mode():
         online(x[:5])
         online(x[5:])
-    online.reset()
-    for chunk in x.split(6):
-        online(chunk)[1].sum().backward()
-    learnt = grads_of(net)
-    net.zero_grad()
-    online.reset()
-    online(x)[1].sum().backward()
-    torch.testing.assert_close(learnt, grads_of(net), rtol=1e-9, atol=1e-9)
+    learnt = (drawn.gradients(online, x, length=length) for length in (6, len(x)))
+    torch.testing.assert_close(*learnt, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("how", ["functional_call", "replaced", "frozen"])
