@@ -11,14 +11,12 @@
 namespace snnipu {
 namespace graph {
 
-using poplar::Tensor;
-
-std::vector<Block> blocksOf(const std::vector<std::size_t> &neurons, std::size_t firstTile) {
+std::vector<Block> blocksOf(const std::vector<size_t> &neurons, size_t firstTile) {
   std::vector<Block> blocks;
-  std::size_t first = 0;
-  for (std::size_t i = 0; i < neurons.size(); ++i)
-    for (std::size_t remaining = neurons[i]; remaining > 0;) {
-      const std::size_t count = std::min<std::size_t>(remaining, blockLanes);
+  size_t first = 0;
+  for (size_t i = 0; i < neurons.size(); ++i)
+    for (size_t remaining = neurons[i]; remaining > 0;) {
+      const size_t count = std::min<size_t>(remaining, blockLanes);
       blocks.push_back({firstTile + i, first, count, (count + 1) / 2 * 2});
       first += count;
       remaining -= count;
@@ -32,7 +30,7 @@ void Copies::add(const Tensor &from, const Tensor &to) {
   pairs.to.push_back(to.flatten());
 }
 
-void Copies::fill(poplar::Graph &graph, float value, const Tensor &to) {
+void Copies::fill(Graph &graph, float value, const Tensor &to) {
   Tensor &constant = types_[to.elementType().toString()].constants[value];
   if (!constant.valid()) {
     constant = graph.addConstant(to.elementType(), {1}, value);
@@ -41,21 +39,21 @@ void Copies::fill(poplar::Graph &graph, float value, const Tensor &to) {
   add(constant.broadcast(static_cast<unsigned>(to.numElements()), 0), to);
 }
 
-void Copies::run(poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
+void Copies::run(Sequence &prog, const DebugContext &debug) {
   for (const auto &type : types_)
     if (!type.second.from.empty())
-      prog.add(poplar::program::Copy(concat(type.second.from), concat(type.second.to), false, debug));
+      prog.add(Copy(concat(type.second.from), concat(type.second.to), false, debug));
   types_.clear();
 }
 
-BlockArray::BlockArray(poplar::Graph &graph, const std::vector<Block> &blocks, const poplar::Type &type,
-                       std::size_t rows, const poplar::DebugContext &debug)
+BlockArray::BlockArray(Graph &graph, const std::vector<Block> &blocks, const Type &type, size_t rows,
+                       const DebugContext &debug)
     : blocks_(blocks) {
-  std::size_t elements = 0;
+  size_t elements = 0;
   for (const Block &block : blocks)
     elements += rows * block.lanes;
   const Tensor all = graph.addVariable(type, {elements}, debug);
-  std::size_t begin = 0;
+  size_t begin = 0;
   for (const Block &block : blocks) {
     const Tensor part = all.slice(begin, begin + rows * block.lanes).reshape({rows, block.lanes});
     graph.setTileMapping(part, static_cast<unsigned>(block.tile));
@@ -66,20 +64,20 @@ BlockArray::BlockArray(poplar::Graph &graph, const std::vector<Block> &blocks, c
 
 Tensor BlockArray::whole() const {
   std::vector<Tensor> parts;
-  for (std::size_t i = 0; i < parts_.size(); ++i)
+  for (size_t i = 0; i < parts_.size(); ++i)
     parts.push_back(parts_[i].slice(0, blocks_[i].neurons, 1));
   return parts.size() == 1 ? parts[0] : concat(parts, 1);
 }
 
-std::vector<Tensor> distribute(poplar::Graph &graph, const std::vector<Block> &blocks, const Tensor &array,
-                               float padding, Copies &copies, const poplar::DebugContext &debug) {
+std::vector<Tensor> distribute(Graph &graph, const std::vector<Block> &blocks, const Tensor &array, float padding,
+                               Copies &copies, const DebugContext &debug) {
   std::vector<Tensor> parts;
   for (const Block &block : blocks) {
     const Tensor part = array.slice(block.first, block.first + block.neurons, 1);
     if (block.lanes == block.neurons && part.isContiguous()) {
       const auto mapping = graph.getTileMapping(part);
-      std::size_t onTile = 0;
-      for (const poplar::Interval &interval : mapping[block.tile])
+      size_t onTile = 0;
+      for (const Interval &interval : mapping[block.tile])
         onTile += interval.size();
       if (onTile == part.numElements()) {
         parts.push_back(part);
@@ -95,8 +93,8 @@ std::vector<Tensor> distribute(poplar::Graph &graph, const std::vector<Block> &b
   return parts;
 }
 
-std::vector<Tensor> distributeParameter(poplar::Graph &graph, const std::vector<Block> &blocks, const Tensor &parameter,
-                                        float padding, Copies &copies, const poplar::DebugContext &debug) {
+std::vector<Tensor> distributeParameter(Graph &graph, const std::vector<Block> &blocks, const Tensor &parameter,
+                                        float padding, Copies &copies, const DebugContext &debug) {
   std::vector<Tensor> parts;
   const Tensor flat = parameter.flatten();
   for (const Block &block : blocks) {
@@ -111,9 +109,8 @@ std::vector<Tensor> distributeParameter(poplar::Graph &graph, const std::vector<
   return parts;
 }
 
-void zeroBlocks(poplar::Graph &graph, const std::vector<Block> &blocks, const std::vector<Tensor> &parts,
-                poplar::ComputeSet cs) {
-  for (std::size_t i = 0; i < blocks.size(); ++i)
+void zeroBlocks(Graph &graph, const std::vector<Block> &blocks, const std::vector<Tensor> &parts, ComputeSet cs) {
+  for (size_t i = 0; i < blocks.size(); ++i)
     VertexBuilder(graph, cs, vertexName("Zero", parts[i].elementType()), blocks[i].tile)
         .connect("out", parts[i].flatten())
         .count("size", parts[i].numElements());

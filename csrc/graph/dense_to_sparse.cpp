@@ -2,24 +2,16 @@
 
 #include "graph/select_spikes.hpp"
 
-#include <stdexcept>
-
 namespace snnipu {
 namespace graph {
 
-using poplar::Tensor;
-
-SlotTensors denseToSparse(poplar::Graph &graph, const Tensor &x, std::size_t capacity, bool rotate,
-                          poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
-  const poplar::Type type = x.elementType();
-  if ((type != poplar::FLOAT && type != poplar::HALF) || x.rank() != 3 || x.numElements() == 0)
-    throw std::invalid_argument(
-        "dense_to_sparse: x must be FLOAT or HALF [steps, batch, neurons], with elements, got " +
-        x.elementType().toString() + " " + x.shapeToString());
-  if (capacity == 0)
-    throw std::invalid_argument("dense_to_sparse: capacity must be 1 or more");
-  const poplar::DebugInfo info(debug, "snnipu");
-  const std::size_t steps = x.dim(0), batch = x.dim(1), neurons = x.dim(2), rows = steps * batch;
+SlotTensors denseToSparse(Graph &graph, const Tensor &x, size_t capacity, bool rotate, Sequence &prog,
+                          const DebugContext &debug) {
+  const Type type = x.elementType();
+  if (x.rank() != 3 || x.numElements() == 0)
+    refuse("dense_to_sparse", "x must be [steps, batch, neurons], with elements, got " + x.shapeToString());
+  const DebugInfo info(debug, "snnipu");
+  const size_t steps = x.dim(0), batch = x.dim(1), neurons = x.dim(2), rows = steps * batch;
   const RowMapping mapping(graph, rows);
   const Tensor dense = x.reshape({rows, neurons});
   const Bits bits = bitsAbove(graph, mapping, dense, {}, false, 0.0f, prog, {info, "bits"});

@@ -10,8 +10,8 @@ namespace graph {
 //
 // x: FLOAT or HALF [steps, batch, neurons]. capacity: slots of a row. rotate: as of the operator. Return slots with
 // values of x's type. Throw std::invalid_argument if x or capacity is invalid.
-SlotTensors denseToSparse(poplar::Graph &graph, const poplar::Tensor &x, std::size_t capacity, bool rotate,
-                          poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+SlotTensors denseToSparse(Graph &graph, const Tensor &x, size_t capacity, bool rotate, Sequence &prog,
+                          const DebugContext &debug);
 
 } // namespace graph
 } // namespace snnipu

@@ -1,36 +1,30 @@
 #include "graph/maps.hpp"
 
-#include <stdexcept>
-
 namespace snnipu {
 namespace graph {
 
-using poplar::Tensor;
-
 void checkMaps(const char *op, const MapSizes &in, const MapSizes &out, const KernelSizes &kernel) {
-  const auto refuse = [&](const std::string &reason) { throw std::invalid_argument(std::string(op) + ": " + reason); };
-  for (const std::size_t size : {in.channels, in.height, in.width, out.channels, kernel.height, kernel.width,
-                                 kernel.strideY, kernel.strideX, kernel.dilationY, kernel.dilationX})
+  for (const size_t size : {in.channels, in.height, in.width, out.channels, kernel.height, kernel.width, kernel.strideY,
+                            kernel.strideX, kernel.dilationY, kernel.dilationX})
     if (size == 0)
-      refuse("sizes of maps, kernels, strides and dilations must be 1 or more");
-  const auto outputSize = [&](std::size_t size, std::size_t padding, std::size_t taps, std::size_t stride,
-                              std::size_t dilation) -> std::size_t {
-    const std::size_t padded = size + 2 * padding, reach = (taps - 1) * dilation + 1;
+      refuse(op, "sizes of maps, kernels, strides and dilations must be 1 or more");
+  const auto outputSize = [&](size_t size, size_t padding, size_t taps, size_t stride, size_t dilation) -> size_t {
+    const size_t padded = size + 2 * padding, reach = (taps - 1) * dilation + 1;
     return padded < reach ? 0 : (padded - reach) / stride + 1;
   };
-  const std::size_t height = outputSize(in.height, kernel.paddingY, kernel.height, kernel.strideY, kernel.dilationY);
-  const std::size_t width = outputSize(in.width, kernel.paddingX, kernel.width, kernel.strideX, kernel.dilationX);
+  const size_t height = outputSize(in.height, kernel.paddingY, kernel.height, kernel.strideY, kernel.dilationY);
+  const size_t width = outputSize(in.width, kernel.paddingX, kernel.width, kernel.strideX, kernel.dilationX);
   if (height == 0 || width == 0 || height != out.height || width != out.width)
-    refuse("a kernel of these sizes makes maps of " + std::to_string(height) + " x " + std::to_string(width) +
-           ", not of " + std::to_string(out.height) + " x " + std::to_string(out.width));
+    refuse(op, "a kernel of these sizes makes maps of " + std::to_string(height) + " x " + std::to_string(width) +
+                   ", not of " + std::to_string(out.height) + " x " + std::to_string(out.width));
   // Ids are floats between operators, which are exact up to 2^24.
-  if (in.neurons() > std::size_t(1) << 24 || out.neurons() > std::size_t(1) << 24)
-    refuse("maps must have at most 2^24 neurons");
+  if (in.neurons() > size_t(1) << 24 || out.neurons() > size_t(1) << 24)
+    refuse(op, "maps must have at most 2^24 neurons");
 }
 
-Tensor placesOfFloats(poplar::Graph &graph, const RowMapping &mapping, const Tensor &ids, const MapSizes &maps,
-                      poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
-  const Tensor to = mapping.variable(graph, poplar::UNSIGNED_INT, ids.dim(1), debug);
+Tensor placesOfFloats(Graph &graph, const RowMapping &mapping, const Tensor &ids, const MapSizes &maps, Sequence &prog,
+                      const DebugContext &debug) {
+  const Tensor to = mapping.variable(graph, UNSIGNED_INT, ids.dim(1), debug);
   runOnRows(graph, mapping, "snnipu::PlacesOfFloats", prog, debug, [&](RowVertex &vertex) {
     vertex.rows("from", ids)
         .rows("to", to)

@@ -6,13 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 
 namespace snnipu {
 namespace graph {
 namespace {
-
-using poplar::Tensor;
 
 template <typename Neuron> NeuronInfo infoOf(const char *type) {
   return {Neuron::name,
@@ -35,9 +32,9 @@ template <typename Neuron> NeuronInfo infoOf(const char *type) {
 // The names are one string, "snnipu::A, snnipu::B".
 template <typename... Neuron> std::vector<NeuronInfo> infosOf(const std::string &types) {
   std::vector<NeuronInfo> all;
-  std::size_t at = 0;
+  size_t at = 0;
   const auto next = [&] {
-    const std::size_t end = std::min(types.find(',', at), types.size());
+    const size_t end = std::min(types.find(',', at), types.size());
     const std::string type = types.substr(at, end - at);
     at = std::min(end + 2, types.size());
     return type;
@@ -56,25 +53,23 @@ const std::vector<NeuronInfo> &neurons() {
 
 // Sizes, and the distribution of elements over tiles.
 struct Layout {
-  std::size_t steps, elements;
+  size_t steps, elements;
   bool perElement = false;
-  poplar::Type type;
+  Type type;
   ElementMapping mapping;
 
-  Layout(const poplar::Graph &graph, const std::vector<std::size_t> &shape, const poplar::Type &type_,
-         const NeuronInputs &in, const NeuronInfo &neuron)
+  Layout(const Graph &graph, const std::vector<size_t> &shape, const Type &type_, const NeuronInputs &in,
+         const NeuronInfo &neuron)
       : steps(shape.empty() ? 0 : shape[0]), elements(stepElements(shape)), type(type_),
         mapping(graph, elements, type_) {
     const std::string name = "neuron_sequence, " + neuron.name;
     if (steps == 0 || elements == 0)
-      throw std::invalid_argument(name + ": x must have shape [steps, ...] with at least one element");
-    if (type != poplar::FLOAT && type != poplar::HALF)
-      throw std::invalid_argument(name + ": x must be FLOAT or HALF, got " + type.toString());
-    for (std::size_t s = 0; s < in.initial.size(); ++s)
-      check(name + ": " + neuron.stateNames[s], in.initial[s], in.initial[s].numElements() == elements);
-    for (std::size_t p = 0; p < in.parameters.size(); ++p) {
-      const std::size_t size = in.parameters[p].numElements();
-      check(name + ": " + neuron.parameterNames[p], in.parameters[p], size > 0 && elements % size == 0);
+      refuse(name, "x must have shape [steps, ...] with at least one element");
+    for (size_t s = 0; s < in.initial.size(); ++s)
+      check(name, neuron.stateNames[s], in.initial[s], in.initial[s].numElements() == elements);
+    for (size_t p = 0; p < in.parameters.size(); ++p) {
+      const size_t size = in.parameters[p].numElements();
+      check(name, neuron.parameterNames[p], in.parameters[p], size > 0 && elements % size == 0);
       perElement = perElement || size > 1;
     }
   }
@@ -86,7 +81,7 @@ struct Layout {
       flat.push_back(array.reshape({array.numElements() / elements, elements}));
     return flat.size() == 1 ? flat[0] : concat(flat, 0);
   }
-  Tensor parameters(const std::vector<Tensor> &of, std::size_t piece) const {
+  Tensor parameters(const std::vector<Tensor> &of, size_t piece) const {
     std::vector<Tensor> parts;
     for (const Tensor &parameter : of)
       parts.push_back(perElement ? cyclic(parameter, mapping.begin(piece), mapping.count(piece)) : parameter.flatten());
@@ -94,18 +89,16 @@ struct Layout {
   }
 
 private:
-  static std::size_t stepElements(const std::vector<std::size_t> &shape) {
-    std::size_t elements = shape.empty() ? 0 : 1;
-    for (std::size_t i = 1; i < shape.size(); ++i)
+  static size_t stepElements(const std::vector<size_t> &shape) {
+    size_t elements = shape.empty() ? 0 : 1;
+    for (size_t i = 1; i < shape.size(); ++i)
       elements *= shape[i];
     return elements;
   }
-  void check(const std::string &name, const Tensor &tensor, bool valid) const {
+  void check(const std::string &op, const std::string &name, const Tensor &tensor, bool valid) const {
     if (!valid)
-      throw std::invalid_argument(name + " must fit one step of x, " + std::to_string(elements) + " elements, got " +
-                                  tensor.shapeToString());
-    if (tensor.elementType() != poplar::FLOAT)
-      throw std::invalid_argument(name + " must be FLOAT, got " + tensor.elementType().toString());
+      refuse(op, name + " must fit one step of x, " + std::to_string(elements) + " elements, got " +
+                     tensor.shapeToString());
   }
 };
 
@@ -123,17 +116,17 @@ unsigned bits(unsigned mask) {
 
 // Return the steps of a segment for recomputation: all if there is room, else the number with the least memory for the
 // states in a segment and between segments.
-std::size_t segmentSteps(const poplar::Graph &graph, const Layout &layout, const NeuronOptions &options) {
-  const poplar::Target &target = graph.getTarget();
+size_t segmentSteps(const Graph &graph, const Layout &layout, const NeuronOptions &options) {
+  const Target &target = graph.getTarget();
   const double perStep = bits(options.reads().states()), between = options.neuron->states;
   const double steps = static_cast<double>(layout.steps);
-  std::size_t most = 0;
-  for (std::size_t piece = 0; piece < layout.mapping.pieces(); ++piece)
+  size_t most = 0;
+  for (size_t piece = 0; piece < layout.mapping.pieces(); ++piece)
     most = std::max(most, layout.mapping.count(piece));
-  const double bytes = perStep * steps * static_cast<double>(most * target.getTypeSize(poplar::FLOAT));
+  const double bytes = perStep * steps * static_cast<double>(most * target.getTypeSize(FLOAT));
   if (bytes <= target.getBytesPerTile() / 16.0)
     return layout.steps;
-  return std::min(layout.steps, static_cast<std::size_t>(std::ceil(std::sqrt(steps * between / perStep))));
+  return std::min(layout.steps, static_cast<size_t>(std::ceil(std::sqrt(steps * between / perStep))));
 }
 
 } // namespace
@@ -152,19 +145,18 @@ std::string neuronNames() {
   return names;
 }
 
-Tensor createNeuronInput(poplar::Graph &graph, const poplar::Type &type, const std::vector<std::size_t> &shape,
-                         const poplar::DebugContext &debug) {
-  std::size_t elements = 1;
-  for (std::size_t i = 1; i < shape.size(); ++i)
+Tensor createNeuronInput(Graph &graph, const Type &type, const std::vector<size_t> &shape, const DebugContext &debug) {
+  size_t elements = 1;
+  for (size_t i = 1; i < shape.size(); ++i)
     elements *= shape[i];
   if (shape.empty() || shape[0] == 0 || elements == 0)
-    throw std::invalid_argument("neuron_sequence: x must have shape [steps, ...] with at least one element");
+    refuse("neuron_sequence", "x must have shape [steps, ...] with at least one element");
   return ElementMapping(graph, elements, type).variable(graph, type, shape[0], debug).reshape(shape);
 }
 
-NeuronOutputs neuronSequence(poplar::Graph &graph, const NeuronInputs &in, poplar::program::Sequence &prog,
-                             const NeuronOptions &options, const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
+NeuronOutputs neuronSequence(Graph &graph, const NeuronInputs &in, Sequence &prog, const NeuronOptions &options,
+                             const DebugContext &debug) {
+  const DebugInfo info(debug, "snnipu");
   const NeuronInfo &neuron = *options.neuron;
   const Layout layout(graph, in.x.shape(), in.x.elementType(), in, neuron);
   const unsigned savedStates = options.savedStates(), count = bits(savedStates);
@@ -173,11 +165,11 @@ NeuronOutputs neuronSequence(poplar::Graph &graph, const NeuronInputs &in, popla
   const Tensor spk = storeSpk ? layout.mapping.variable(graph, layout.type, layout.steps, {info, "spk"}) : unused;
   const Tensor states =
       count ? layout.mapping.variable(graph, layout.type, count * layout.steps, {info, "states"}) : unused;
-  const Tensor state = layout.mapping.variable(graph, poplar::FLOAT, neuron.states, {info, "state"});
-  prog.add(poplar::program::Copy(layout.rows(in.initial).flatten(), state.flatten(), false, {info, "initial"}));
-  const poplar::ComputeSet cs = graph.addComputeSet({info, "forward"});
+  const Tensor state = layout.mapping.variable(graph, FLOAT, neuron.states, {info, "state"});
+  prog.add(Copy(layout.rows(in.initial).flatten(), state.flatten(), false, {info, "initial"}));
+  const ComputeSet cs = graph.addComputeSet({info, "forward"});
   const std::string name = vertexOf("NeuronForward", layout, options);
-  for (std::size_t piece = 0; piece < layout.mapping.pieces(); ++piece) {
+  for (size_t piece = 0; piece < layout.mapping.pieces(); ++piece) {
     const auto part = [&](const Tensor &of) { return layout.mapping.part(of, piece); };
     VertexBuilder(graph, cs, name, layout.mapping.tile(piece))
         .connect("x", part(x))
@@ -191,9 +183,9 @@ NeuronOutputs neuronSequence(poplar::Graph &graph, const NeuronInputs &in, popla
         .set("perElement", layout.perElement)
         .set("storeSpk", storeSpk);
   }
-  prog.add(poplar::program::Execute(cs));
+  prog.add(Execute(cs));
   NeuronOutputs out;
-  std::size_t place = 0;
+  size_t place = 0;
   for (unsigned s = 0; s < neuron.states; ++s) {
     out.states.emplace_back();
     if (savedStates >> s & 1) {
@@ -204,18 +196,17 @@ NeuronOutputs neuronSequence(poplar::Graph &graph, const NeuronInputs &in, popla
   if (storeSpk)
     out.spk = spk.reshape(in.x.shape());
   else
-    std::swap(out.spk, out.states[static_cast<std::size_t>(neuron.outputState)]);
+    std::swap(out.spk, out.states[static_cast<size_t>(neuron.outputState)]);
   return out;
 }
 
-NeuronInputs neuronSequenceGrad(poplar::Graph &graph, const NeuronOutputs &upstream, const NeuronOutputs &outputs,
-                                const NeuronInputs &in, const std::vector<std::size_t> &shape, const poplar::Type &type,
-                                poplar::program::Sequence &prog, const NeuronOptions &options,
-                                const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
+NeuronInputs neuronSequenceGrad(Graph &graph, const NeuronOutputs &upstream, const NeuronOutputs &outputs,
+                                const NeuronInputs &in, const std::vector<size_t> &shape, const Type &type,
+                                Sequence &prog, const NeuronOptions &options, const DebugContext &debug) {
+  const DebugInfo info(debug, "snnipu");
   const NeuronInfo &neuron = *options.neuron;
   const Layout layout(graph, shape, type, in, neuron);
-  const Tensor unused = emptyVariable(graph, layout.type), unusedState = emptyVariable(graph, poplar::FLOAT);
+  const Tensor unused = emptyVariable(graph, layout.type), unusedState = emptyVariable(graph, FLOAT);
   const bool recompute = options.recomputes(), readsInput = options.readsInput();
   const bool gradSpk = neuron.outputState < 0 && upstream.spk.valid();
   // Return the states of a mask as one array; the output takes the place of the state that it is.
@@ -235,20 +226,19 @@ NeuronInputs neuronSequenceGrad(poplar::Graph &graph, const NeuronOutputs &upstr
   const Tensor x = readsInput ? layout.rows({in.x}) : unused;
   const Tensor spk = gradSpk ? layout.rows({upstream.spk}) : unused;
   const Tensor initial = layout.rows(in.initial);
-  const std::size_t segment = recompute ? segmentSteps(graph, layout, options) : layout.steps;
-  const std::size_t segments = (layout.steps + segment - 1) / segment;
+  const size_t segment = recompute ? segmentSteps(graph, layout, options) : layout.steps;
+  const size_t segments = (layout.steps + segment - 1) / segment;
   Tensor recomputed = unusedState, work = unusedState;
   if (recompute) {
-    recomputed =
-        layout.mapping.variable(graph, poplar::FLOAT, bits(options.reads().states()) * segment, {info, "again"});
-    work = layout.mapping.variable(graph, poplar::FLOAT, segments * neuron.states, {info, "work"});
+    recomputed = layout.mapping.variable(graph, FLOAT, bits(options.reads().states()) * segment, {info, "again"});
+    work = layout.mapping.variable(graph, FLOAT, segments * neuron.states, {info, "work"});
   }
   const Tensor gradX = layout.mapping.variable(graph, layout.type, layout.steps, {info, "gradX"});
-  const Tensor carry = layout.mapping.variable(graph, poplar::FLOAT, neuron.states, {info, "gradStates"});
-  const Tensor sums = layout.mapping.variable(graph, poplar::FLOAT, neuron.parameters, {info, "gradParameters"});
-  const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"});
+  const Tensor carry = layout.mapping.variable(graph, FLOAT, neuron.states, {info, "gradStates"});
+  const Tensor sums = layout.mapping.variable(graph, FLOAT, neuron.parameters, {info, "gradParameters"});
+  const ComputeSet cs = graph.addComputeSet({info, "backward"});
   const std::string name = vertexOf("NeuronBackward", layout, options);
-  for (std::size_t piece = 0; piece < layout.mapping.pieces(); ++piece) {
+  for (size_t piece = 0; piece < layout.mapping.pieces(); ++piece) {
     const auto part = [&](const Tensor &of) { return of.numElements() ? layout.mapping.part(of, piece) : of; };
     VertexBuilder(graph, cs, name, layout.mapping.tile(piece))
         .connect("x", part(x))
@@ -274,12 +264,12 @@ NeuronInputs neuronSequenceGrad(poplar::Graph &graph, const NeuronOutputs &upstr
         .set("hasGradSpk", gradSpk)
         .set("recompute", recompute);
   }
-  prog.add(poplar::program::Execute(cs));
+  prog.add(Execute(cs));
   NeuronInputs out;
   out.x = gradX.reshape(shape);
-  for (std::size_t s = 0; s < in.initial.size(); ++s)
+  for (size_t s = 0; s < in.initial.size(); ++s)
     out.initial.push_back(carry.slice(s, s + 1).reshape(in.initial[s].shape()));
-  for (std::size_t p = 0; p < in.parameters.size(); ++p)
+  for (size_t p = 0; p < in.parameters.size(); ++p)
     out.parameters.push_back(neuron.gradients[options.variant] >> p & 1
                                  ? sumModulo(graph, layout.mapping, sums.slice(p, p + 1), in.parameters[p], 1.0f, prog,
                                              {info, "parameter" + std::to_string(p)})

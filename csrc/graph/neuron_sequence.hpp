@@ -4,9 +4,6 @@
 #include "graph/vertex_name.hpp"
 #include "neuron/sequence.hpp"
 
-#include <poplar/Graph.hpp>
-#include <poplar/Program.hpp>
-
 #include <string>
 #include <vector>
 
@@ -50,32 +47,30 @@ struct NeuronOptions {
 // A parameter has one element, or n for which element i of a step uses i % n. Parameters and initial states are FLOAT,
 // whatever x is.
 struct NeuronInputs {
-  poplar::Tensor x; // [steps, ...]; FLOAT or HALF
-  std::vector<poplar::Tensor> initial, parameters;
+  Tensor x; // [steps, ...]; FLOAT or HALF
+  std::vector<Tensor> initial, parameters;
 };
 
 // Outputs of x's shape and type. states: in order; invalid if not returned.
 struct NeuronOutputs {
-  poplar::Tensor spk;
-  std::vector<poplar::Tensor> states;
+  Tensor spk;
+  std::vector<Tensor> states;
 };
 
 // Return a variable for x in the layout of neuronSequence(): each tile has some elements, at all steps.
-poplar::Tensor createNeuronInput(poplar::Graph &graph, const poplar::Type &type, const std::vector<std::size_t> &shape,
-                                 const poplar::DebugContext &debug);
+Tensor createNeuronInput(Graph &graph, const Type &type, const std::vector<size_t> &shape, const DebugContext &debug);
 
 // Return the outputs. Throw std::invalid_argument for a wrong shape or type.
-NeuronOutputs neuronSequence(poplar::Graph &graph, const NeuronInputs &in, poplar::program::Sequence &prog,
-                             const NeuronOptions &options, const poplar::DebugContext &debug);
+NeuronOutputs neuronSequence(Graph &graph, const NeuronInputs &in, Sequence &prog, const NeuronOptions &options,
+                             const DebugContext &debug);
 
 // Return the gradients of the inputs. A parameter that the variant does not read has an invalid gradient.
 //
 // upstream: gradients of the outputs, each of which may be invalid. outputs: of the forward pass; only those that the
 // adjoint reads. in: the forward pass's; x may be invalid if it is not read. shape, type: of x.
-NeuronInputs neuronSequenceGrad(poplar::Graph &graph, const NeuronOutputs &upstream, const NeuronOutputs &outputs,
-                                const NeuronInputs &in, const std::vector<std::size_t> &shape, const poplar::Type &type,
-                                poplar::program::Sequence &prog, const NeuronOptions &options,
-                                const poplar::DebugContext &debug);
+NeuronInputs neuronSequenceGrad(Graph &graph, const NeuronOutputs &upstream, const NeuronOutputs &outputs,
+                                const NeuronInputs &in, const std::vector<size_t> &shape, const Type &type,
+                                Sequence &prog, const NeuronOptions &options, const DebugContext &debug);
 
 } // namespace graph
 } // namespace snnipu

@@ -9,7 +9,7 @@ namespace snnipu {
 namespace graph {
 
 struct SelectSpikesOptions {
-  std::size_t capacity = 0;
+  size_t capacity = 0;
   bool rotate = false;
   bool second = false; // true: there is a second threshold, gradThreshold
   float gradThreshold = 0;
@@ -19,30 +19,26 @@ struct SelectSpikesOptions {
 
 // Return slots with values of mem's type. mem: FLOAT or HALF [steps, batch, neurons]; threshold: FLOAT, one element or
 // one for each neuron. Throw std::invalid_argument for other shapes and types.
-SlotTensors selectSpikes(poplar::Graph &graph, const poplar::Tensor &mem, const poplar::Tensor &threshold,
-                         poplar::program::Sequence &prog, const SelectSpikesOptions &options,
-                         const poplar::DebugContext &debug);
+SlotTensors selectSpikes(Graph &graph, const Tensor &mem, const Tensor &threshold, Sequence &prog,
+                         const SelectSpikesOptions &options, const DebugContext &debug);
 
 struct SelectSpikesGradients {
-  poplar::Tensor mem, threshold;
+  Tensor mem, threshold;
 };
 
 // Return the gradients of mem and threshold. gradValues: gradient of the slots' values. ids, counts: of the forward
 // pass.
-SelectSpikesGradients selectSpikesGrad(poplar::Graph &graph, const poplar::Tensor &gradValues,
-                                       const poplar::Tensor &mem, const poplar::Tensor &threshold,
-                                       const poplar::Tensor &ids, const poplar::Tensor &counts,
-                                       poplar::program::Sequence &prog, const SelectSpikesOptions &options,
-                                       const poplar::DebugContext &debug);
+SelectSpikesGradients selectSpikesGrad(Graph &graph, const Tensor &gradValues, const Tensor &mem,
+                                       const Tensor &threshold, const Tensor &ids, const Tensor &counts, Sequence &prog,
+                                       const SelectSpikesOptions &options, const DebugContext &debug);
 
 // Bits of neurons. bitsAbove() compares x [rows][neurons] with the thresholds; if threshold is invalid, it sets the
 // bits of nonzero elements.
 struct Bits {
-  poplar::Tensor fired, carried; // UNSIGNED_INT [rows][words]
+  Tensor fired, carried; // UNSIGNED_INT [rows][words]
 };
-Bits bitsAbove(poplar::Graph &graph, const RowMapping &mapping, const poplar::Tensor &x,
-               const poplar::Tensor &threshold, bool second, float gradThreshold, poplar::program::Sequence &prog,
-               const poplar::DebugContext &debug);
+Bits bitsAbove(Graph &graph, const RowMapping &mapping, const Tensor &x, const Tensor &threshold, bool second,
+               float gradThreshold, Sequence &prog, const DebugContext &debug);
 
 } // namespace graph
 } // namespace snnipu

@@ -7,139 +7,132 @@
 #include "neuron/sparse.hpp"
 
 #include <algorithm>
-#include <stdexcept>
 
 namespace snnipu {
 namespace graph {
 namespace {
 
-using poplar::Tensor;
-using poplar::program::Execute;
-using poplar::program::Sequence;
-
+constexpr const char *convolution = "sparse_conv2d";
 // Memory of a tile, in bytes, for the rows that it handles at a time: their spikes, and maps with channels last.
-constexpr std::size_t mapBytesAtOnce = 64 * 1024;
+constexpr size_t mapBytesAtOnce = 64 * 1024;
 // The fewest inputs of a share of the weights that several tiles share.
-constexpr std::size_t leastMapInputs = 2;
+constexpr size_t leastMapInputs = 2;
 
 struct MapRange {
-  std::size_t begin, end;
+  size_t begin, end;
 
-  std::size_t size() const { return end - begin; }
+  size_t size() const { return end - begin; }
 };
 
 // Split [0, total) into shares of `size`.
-std::vector<MapRange> sharesOf(std::size_t total, std::size_t size) {
+std::vector<MapRange> sharesOf(size_t total, size_t size) {
   std::vector<MapRange> shares;
-  for (std::size_t begin = 0; begin < total; begin += size)
+  for (size_t begin = 0; begin < total; begin += size)
     shares.push_back({begin, std::min(total, begin + size)});
   return shares;
 }
 
 void checkPlan(const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan) {
-  const auto refuse = [](const std::string &reason) { throw std::invalid_argument("sparse_conv2d: " + reason); };
-  checkMaps("sparse_conv2d", sizes.in, sizes.out, sizes.kernel);
+  checkMaps(convolution, sizes.in, sizes.out, sizes.kernel);
   if (sizes.groups == 0 || sizes.in.channels % sizes.groups != 0 || sizes.out.channels % sizes.groups != 0)
-    refuse("groups must divide the channels of input and output");
+    refuse(convolution, "groups must divide the channels of input and output");
   if (plan.channels == 0 || plan.channels > blockLanes || plan.lines == 0 || plan.rows == 0)
-    refuse("plan must have from 1 to 64 channels, and 1 or more lines and rows");
+    refuse(convolution, "plan must have from 1 to 64 channels, and 1 or more lines and rows");
 }
 
 // The assignment of parts to tiles.
 struct MapDivision {
   std::vector<Block> blocks; // output channels; `tile` is not set here
   std::vector<MapRange> bands, shares;
-  std::size_t tiles;
+  size_t tiles;
 
-  MapDivision(const poplar::Graph &graph, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan,
-              std::size_t rows)
+  MapDivision(const Graph &graph, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan, size_t rows)
       : bands(sharesOf(sizes.out.height, plan.lines)), shares(sharesOf(rows, plan.rows)),
         tiles(graph.getTarget().getNumTiles()) {
-    const std::size_t groupChannels = sizes.out.channels / sizes.groups;
-    for (std::size_t group = 0; group < sizes.groups; ++group)
+    const size_t groupChannels = sizes.out.channels / sizes.groups;
+    for (size_t group = 0; group < sizes.groups; ++group)
       for (const MapRange &channels : sharesOf(groupChannels, plan.channels))
         blocks.push_back({0, group * groupChannels + channels.begin, channels.size(), (channels.size() + 1) / 2 * 2});
   }
 
-  std::size_t tile(std::size_t share, std::size_t band, std::size_t block) const {
+  size_t tile(size_t share, size_t band, size_t block) const {
     return ((share * bands.size() + band) * blocks.size() + block) % tiles;
   }
-  std::vector<Block> blocksOn(std::size_t share, std::size_t band) const {
+  std::vector<Block> blocksOn(size_t share, size_t band) const {
     std::vector<Block> result = blocks;
-    for (std::size_t i = 0; i < result.size(); ++i)
+    for (size_t i = 0; i < result.size(); ++i)
       result[i].tile = tile(share, band, i);
     return result;
   }
   // Call body(share, band, blocks with their tiles) for all parts.
   template <typename Body> void forParts(const Body &body) const {
-    for (std::size_t share = 0; share < shares.size(); ++share)
-      for (std::size_t band = 0; band < bands.size(); ++band)
+    for (size_t share = 0; share < shares.size(); ++share)
+      for (size_t band = 0; band < bands.size(); ++band)
         body(share, band, blocksOn(share, band));
   }
 
   // Return the blocks of all parts, with the weights that tiles with the same channels share.
   SharedBlocks blocksOfParts() const {
     std::vector<std::vector<Block>> parts;
-    forParts([&](std::size_t, std::size_t, const std::vector<Block> &partBlocks) { parts.push_back(partBlocks); });
+    forParts([&](size_t, size_t, const std::vector<Block> &partBlocks) { parts.push_back(partBlocks); });
     return SharedBlocks(parts, leastMapInputs);
   }
 };
 
 struct ConvLayout {
   const SparseConv2dSizes &sizes;
-  std::size_t steps, batch, slots, rows;
+  size_t steps, batch, slots, rows;
   RowMapping mapping;
   MapDivision division;
   Tensor places, values, counts; // [rows][...]; values in float
 
-  ConvLayout(poplar::Graph &graph, const SparseConv2dInputs &in, const SparseConv2dSizes &sizes_,
-             const SparseConv2dPlan &plan, Sequence &prog, const poplar::DebugInfo &info)
+  ConvLayout(Graph &graph, const SparseConv2dInputs &in, const SparseConv2dSizes &sizes_, const SparseConv2dPlan &plan,
+             Sequence &prog, const DebugInfo &info)
       : sizes((check(in, sizes_, plan), sizes_)), steps(in.spikes.ids.dim(0)), batch(in.spikes.ids.dim(1)),
         slots(in.spikes.ids.dim(2)), rows(steps * batch), mapping(graph, rows), division(graph, sizes, plan, rows) {
     places = placesOfFloats(graph, mapping, in.spikes.ids.reshape({rows, slots}), sizes.in, prog,
                             {info, "spikes of all steps"});
     counts = idsOfFloats(graph, mapping, in.spikes.counts.reshape({rows, 2}), slots + 1, prog, {info, "counts"});
-    values = castRows(graph, mapping, in.spikes.values.reshape({rows, slots}), poplar::FLOAT, prog,
-                      {info, "values of all steps"});
-    std::size_t lanes = 0;
+    values =
+        castRows(graph, mapping, in.spikes.values.reshape({rows, slots}), FLOAT, prog, {info, "values of all steps"});
+    size_t lanes = 0;
     for (const Block &block : division.blocks)
       lanes = std::max(lanes, block.lanes);
-    const std::size_t row = 8 * slots + 12 + 4 * placesOf(0) * lanes;
-    chunk_ = std::min(division.shares[0].size(), std::max<std::size_t>(1, mapBytesAtOnce / row));
+    const size_t row = 8 * slots + 12 + 4 * placesOf(0) * lanes;
+    chunk_ = std::min(division.shares[0].size(), std::max<size_t>(1, mapBytesAtOnce / row));
   }
 
-  std::size_t placesOf(std::size_t band) const { return division.bands[band].size() * sizes.out.width; }
+  size_t placesOf(size_t band) const { return division.bands[band].size() * sizes.out.width; }
 
   // Rows that a tile handles at a time.
-  std::size_t chunk() const { return chunk_; }
+  size_t chunk() const { return chunk_; }
   // Call body(first) for the first row, in its share, of each chunk.
   template <typename Body> void forChunks(const Body &body) const {
-    for (std::size_t first = 0; first < division.shares[0].size(); first += chunk_)
+    for (size_t first = 0; first < division.shares[0].size(); first += chunk_)
       body(first);
   }
   // Return a share's rows in the chunk that starts at `first`.
-  MapRange chunkOf(std::size_t share, std::size_t first) const {
+  MapRange chunkOf(size_t share, size_t first) const {
     const MapRange rowsOfShare = division.shares[share];
     return {std::min(rowsOfShare.end, rowsOfShare.begin + first),
             std::min(rowsOfShare.end, rowsOfShare.begin + first + chunk_)};
   }
 
   // Return FLOAT [chunk][places][lanes] for each part: maps with channels last.
-  std::vector<std::vector<Tensor>> maps(poplar::Graph &graph, const poplar::DebugContext &debug) const {
+  std::vector<std::vector<Tensor>> maps(Graph &graph, const DebugContext &debug) const {
     std::vector<std::vector<Tensor>> parts;
-    division.forParts([&](std::size_t, std::size_t band, const std::vector<Block> &blocks) {
+    division.forParts([&](size_t, size_t band, const std::vector<Block> &blocks) {
       parts.emplace_back();
       for (const Block &block : blocks)
-        parts.back().push_back(
-            variableOn(graph, block.tile, poplar::FLOAT, {chunk_, placesOf(band), block.lanes}, debug));
+        parts.back().push_back(variableOn(graph, block.tile, FLOAT, {chunk_, placesOf(band), block.lanes}, debug));
     });
     return parts;
   }
-  std::size_t part(std::size_t share, std::size_t band) const { return share * division.bands.size() + band; }
+  size_t part(size_t share, size_t band) const { return share * division.bands.size() + band; }
 
   // Set the fields that the convolution's vertices have in common.
-  void setSizes(VertexBuilder &vertex, const Block &block, std::size_t band, std::size_t held) const {
-    const std::size_t group = block.first / (sizes.out.channels / sizes.groups);
+  void setSizes(VertexBuilder &vertex, const Block &block, size_t band, size_t held) const {
+    const size_t group = block.first / (sizes.out.channels / sizes.groups);
     setKernel(vertex, sizes.kernel, sizes.in);
     vertex.count("dilationY", sizes.kernel.dilationY)
         .count("dilationX", sizes.kernel.dilationX)
@@ -155,32 +148,29 @@ struct ConvLayout {
 
 private:
   static void check(const SparseConv2dInputs &in, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan) {
-    checkSlots("sparse_conv2d", in.spikes);
+    checkSlots(convolution, in.spikes);
     checkPlan(sizes, plan);
-    const auto refuse = [](const std::string &reason) { throw std::invalid_argument("sparse_conv2d: " + reason); };
-    const poplar::Type type = in.weight.elementType();
-    const std::vector<std::size_t> shape = {sizes.out.channels, sizes.groupInputs(), sizes.kernel.height,
-                                            sizes.kernel.width};
-    if (in.weight.shape() != shape || (type != poplar::FLOAT && type != poplar::HALF))
-      refuse("weight must be FLOAT or HALF [out, in / groups, height, width] with the sizes of geometry, got " +
-             type.toString() + " " + in.weight.shapeToString());
-    if (in.bias.valid() && (in.bias.elementType() != poplar::FLOAT || in.bias.numElements() != sizes.out.channels))
-      refuse("bias must be FLOAT, of as many elements as there are output channels, " +
-             std::to_string(sizes.out.channels) + ", got " + in.bias.elementType().toString() + " " +
-             in.bias.shapeToString());
+    const std::vector<size_t> shape = {sizes.out.channels, sizes.groupInputs(), sizes.kernel.height,
+                                       sizes.kernel.width};
+    if (in.weight.shape() != shape)
+      refuse(convolution, "weight must be [out, in / groups, height, width] with the sizes of geometry, got " +
+                              in.weight.shapeToString());
+    if (in.bias.valid() && in.bias.numElements() != sizes.out.channels)
+      refuse(convolution, "bias must be of as many elements as there are output channels, " +
+                              std::to_string(sizes.out.channels) + ", got " + in.bias.shapeToString());
   }
 
-  std::size_t chunk_ = 1;
+  size_t chunk_ = 1;
 };
 
 Tensor mapRowsOf(const Tensor &of, MapRange rows) { return of.slice(rows.begin, rows.end, 0).flatten(); }
 
 // Return the weights of the blocks, on the tiles of each part.
-std::vector<std::vector<Tensor>> distributeKernels(poplar::Graph &graph, const ConvLayout &layout, const Tensor &weight,
-                                                   Copies &copies, const poplar::DebugInfo &info) {
+std::vector<std::vector<Tensor>> distributeKernels(Graph &graph, const ConvLayout &layout, const Tensor &weight,
+                                                   Copies &copies, const DebugInfo &info) {
   const Tensor byInput = weight.reshape({layout.sizes.out.channels, layout.sizes.inputs()}).transpose();
   std::vector<std::vector<Tensor>> parts;
-  layout.division.forParts([&](std::size_t, std::size_t, const std::vector<Block> &blocks) {
+  layout.division.forParts([&](size_t, size_t, const std::vector<Block> &blocks) {
     parts.push_back(distribute(graph, blocks, byInput, 0.0f, copies, {info, "kernels"}));
   });
   return parts;
@@ -188,8 +178,8 @@ std::vector<std::vector<Tensor>> distributeKernels(poplar::Graph &graph, const C
 
 } // namespace
 
-Tensor createSparseConv2dWeight(poplar::Graph &graph, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan,
-                                std::size_t rows, const poplar::Type &type, const poplar::DebugContext &debug) {
+Tensor createSparseConv2dWeight(Graph &graph, const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan, size_t rows,
+                                const Type &type, const DebugContext &debug) {
   checkPlan(sizes, plan);
   return MapDivision(graph, sizes, plan, rows)
       .blocksOfParts()
@@ -197,17 +187,17 @@ Tensor createSparseConv2dWeight(poplar::Graph &graph, const SparseConv2dSizes &s
       .reshape({sizes.out.channels, sizes.groupInputs(), sizes.kernel.height, sizes.kernel.width});
 }
 
-Tensor sparseConv2d(poplar::Graph &graph, const SparseConv2dInputs &in, const SparseConv2dSizes &sizes,
-                    const SparseConv2dPlan &plan, Sequence &prog, const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
+Tensor sparseConv2d(Graph &graph, const SparseConv2dInputs &in, const SparseConv2dSizes &sizes,
+                    const SparseConv2dPlan &plan, Sequence &prog, const DebugContext &debug) {
+  const DebugInfo info(debug, "snnipu");
   const ConvLayout layout(graph, in, sizes, plan, prog, info);
   const MapDivision &division = layout.division;
-  const poplar::Type type = in.spikes.values.elementType();
+  const Type type = in.spikes.values.elementType();
   Copies copies;
   const auto weights = distributeKernels(graph, layout, in.weight, copies, info);
   const Tensor bias = in.bias.valid() ? in.bias : zeros(graph, {1}, {info, "noBias"});
   std::vector<std::vector<Tensor>> biases, out;
-  division.forParts([&](std::size_t share, std::size_t band, const std::vector<Block> &blocks) {
+  division.forParts([&](size_t share, size_t band, const std::vector<Block> &blocks) {
     biases.push_back(distributeParameter(graph, blocks, bias, 0.0f, copies, {info, "bias"}));
     out.emplace_back();
     for (const Block &block : blocks) {
@@ -219,18 +209,18 @@ Tensor sparseConv2d(poplar::Graph &graph, const SparseConv2dInputs &in, const Sp
   });
   copies.run(prog, {info, "load"});
   const auto maps = layout.maps(graph, {info, "maps"});
-  const std::size_t workers = graph.getTarget().getNumWorkerContexts();
-  layout.forChunks([&](std::size_t first) {
-    const poplar::ComputeSet cs = graph.addComputeSet({info, "forward"});
-    const poplar::ComputeSet order = graph.addComputeSet({info, "channelsFirst"});
-    division.forParts([&](std::size_t share, std::size_t band, const std::vector<Block> &blocks) {
+  const size_t workers = graph.getTarget().getNumWorkerContexts();
+  layout.forChunks([&](size_t first) {
+    const ComputeSet cs = graph.addComputeSet({info, "forward"});
+    const ComputeSet order = graph.addComputeSet({info, "channelsFirst"});
+    division.forParts([&](size_t share, size_t band, const std::vector<Block> &blocks) {
       const MapRange rows = layout.chunkOf(share, first);
-      const std::size_t held = rows.size(), part = layout.part(share, band);
+      const size_t held = rows.size(), part = layout.part(share, band);
       if (held == 0)
         return;
-      for (std::size_t i = 0; i < blocks.size(); ++i) {
+      for (size_t i = 0; i < blocks.size(); ++i) {
         const Tensor map = maps[part][i].slice(0, held, 0).flatten();
-        const std::size_t items = held * ((blocks[i].lanes + 7) / 8);
+        const size_t items = held * ((blocks[i].lanes + 7) / 8);
         VertexBuilder vertex(graph, cs, vertexName("SparseConvForward", in.weight.elementType()), blocks[i].tile);
         layout.setSizes(vertex, blocks[i], band, held);
         vertex.connect("weight", weights[part][i].flatten())
@@ -253,11 +243,11 @@ Tensor sparseConv2d(poplar::Graph &graph, const SparseConv2dInputs &in, const Sp
     prog.add(Execute(order));
   });
   std::vector<Tensor> wholes;
-  for (std::size_t share = 0; share < division.shares.size(); ++share) {
+  for (size_t share = 0; share < division.shares.size(); ++share) {
     std::vector<Tensor> channels;
-    for (std::size_t i = 0; i < division.blocks.size(); ++i) {
+    for (size_t i = 0; i < division.blocks.size(); ++i) {
       std::vector<Tensor> lines;
-      for (std::size_t band = 0; band < division.bands.size(); ++band)
+      for (size_t band = 0; band < division.bands.size(); ++band)
         lines.push_back(out[layout.part(share, band)][i]);
       channels.push_back(concat(lines, 2));
     }
@@ -266,56 +256,52 @@ Tensor sparseConv2d(poplar::Graph &graph, const SparseConv2dInputs &in, const Sp
   return concat(wholes).reshape({layout.steps, layout.batch, sizes.out.neurons()});
 }
 
-SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad, const SparseConv2dInputs &in,
+SparseConv2dGradients sparseConv2dGrad(Graph &graph, const Tensor &grad, const SparseConv2dInputs &in,
                                        const SparseConv2dSizes &sizes, const SparseConv2dPlan &plan, bool needValues,
-                                       Sequence &prog, const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
+                                       Sequence &prog, const DebugContext &debug) {
+  const DebugInfo info(debug, "snnipu");
   const ConvLayout layout(graph, in, sizes, plan, prog, info);
   const MapDivision &division = layout.division;
-  if ((grad.elementType() != poplar::FLOAT && grad.elementType() != poplar::HALF) ||
-      grad.numElements() != layout.rows * sizes.out.neurons())
-    throw std::invalid_argument("sparse_conv2d: the gradient must be FLOAT or HALF [steps, batch, neurons], got " +
-                                grad.shapeToString());
+  if (grad.numElements() != layout.rows * sizes.out.neurons())
+    refuse(convolution, "the gradient must be [steps, batch, neurons], got " + grad.shapeToString());
   const Tensor byChannel = grad.reshape({layout.rows, sizes.out.channels, sizes.out.places()});
   Copies copies;
   std::vector<std::vector<Tensor>> weights;
   if (needValues)
     weights = distributeKernels(graph, layout, in.weight, copies, info);
   copies.run(prog, {info, "load"});
-  const poplar::ComputeSet clear = graph.addComputeSet({info, "zero"});
+  const ComputeSet clear = graph.addComputeSet({info, "zero"});
   std::vector<std::vector<Tensor>> gradWeights;
-  division.forParts([&](std::size_t, std::size_t, const std::vector<Block> &blocks) {
-    gradWeights.push_back(
-        BlockArray(graph, blocks, poplar::FLOAT, sizes.inputs(), {info, "gradients of kernels"}).parts());
+  division.forParts([&](size_t, size_t, const std::vector<Block> &blocks) {
+    gradWeights.push_back(BlockArray(graph, blocks, FLOAT, sizes.inputs(), {info, "gradients of kernels"}).parts());
     zeroBlocks(graph, blocks, gradWeights.back(), clear);
   });
   prog.add(Execute(clear));
   const auto maps = layout.maps(graph, {info, "maps"});
-  const std::size_t blockCount = division.blocks.size(), bandCount = division.bands.size();
+  const size_t blockCount = division.blocks.size(), bandCount = division.bands.size();
   // Partial gradients of a chunk's values, one for each part of a share.
-  const std::size_t most = layout.chunk() * layout.slots;
+  const size_t most = layout.chunk() * layout.slots;
   Tensor partials, gradValues;
   if (needValues) {
-    gradValues = graph.addVariable(poplar::FLOAT, {layout.rows, layout.slots}, {info, "gradValues"});
-    partials =
-        graph.addVariable(poplar::FLOAT, {division.shares.size(), bandCount * blockCount, most}, {info, "partial"});
-    for (std::size_t share = 0; share < division.shares.size(); ++share)
-      for (std::size_t i = 0; i < bandCount * blockCount; ++i)
+    gradValues = graph.addVariable(FLOAT, {layout.rows, layout.slots}, {info, "gradValues"});
+    partials = graph.addVariable(FLOAT, {division.shares.size(), bandCount * blockCount, most}, {info, "partial"});
+    for (size_t share = 0; share < division.shares.size(); ++share)
+      for (size_t i = 0; i < bandCount * blockCount; ++i)
         graph.setTileMapping(partials[share][i],
                              static_cast<unsigned>(division.tile(share, i / blockCount, i % blockCount)));
   }
   // A chunk's gradients summed over rows and places, [lanes] each.
   std::vector<std::vector<Tensor>> biasSums(blockCount);
-  layout.forChunks([&](std::size_t first) {
-    const poplar::ComputeSet order = graph.addComputeSet({info, "channelsLast"});
-    const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"}), sum = graph.addComputeSet({info, "sum"});
-    division.forParts([&](std::size_t share, std::size_t band, const std::vector<Block> &blocks) {
+  layout.forChunks([&](size_t first) {
+    const ComputeSet order = graph.addComputeSet({info, "channelsLast"});
+    const ComputeSet cs = graph.addComputeSet({info, "backward"}), sum = graph.addComputeSet({info, "sum"});
+    division.forParts([&](size_t share, size_t band, const std::vector<Block> &blocks) {
       const MapRange rows = layout.chunkOf(share, first), lines = division.bands[band];
-      const std::size_t held = rows.size(), part = layout.part(share, band), places = layout.placesOf(band);
+      const size_t held = rows.size(), part = layout.part(share, band), places = layout.placesOf(band);
       if (held == 0)
         return;
       const Tensor from = mapRowsOf(layout.places, rows), counts = mapRowsOf(layout.counts, rows);
-      for (std::size_t i = 0; i < blockCount; ++i) {
+      for (size_t i = 0; i < blockCount; ++i) {
         const Block &block = blocks[i];
         const Tensor map = maps[part][i].slice(0, held, 0).flatten();
         VertexBuilder(graph, order, vertexName("ChannelsLast", grad.elementType()), block.tile)
@@ -328,7 +314,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
             .count("places", places)
             .count("lanes", block.lanes)
             .count("neurons", block.neurons);
-        VertexBuilder update(graph, cs, vertexName("SparseConvWeightUpdate", poplar::FLOAT), block.tile);
+        VertexBuilder update(graph, cs, vertexName("SparseConvWeightUpdate", FLOAT), block.tile);
         layout.setSizes(update, block, band, held);
         update.connect("places", from)
             .connect("values", mapRowsOf(layout.values, rows))
@@ -345,7 +331,7 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
               .connect("gradValues", partials[share][band * blockCount + i].slice(0, held * layout.slots));
         }
         if (in.bias.valid()) {
-          const Tensor total = variableOn(graph, block.tile, poplar::FLOAT, {block.lanes}, {info, "gradBias"});
+          const Tensor total = variableOn(graph, block.tile, FLOAT, {block.lanes}, {info, "gradBias"});
           addSumRows(graph, cs, map, held * places, total, 1.0f, block.tile);
           biasSums[i].push_back(total);
         }
@@ -354,32 +340,32 @@ SparseConv2dGradients sparseConv2dGrad(poplar::Graph &graph, const Tensor &grad,
       if (needValues && band == 0)
         addSumSlots(graph, sum, partials[share].slice(0, held * layout.slots, 1), counts, layout.slots,
                     mapRowsOf(gradValues, rows), partials.dim(1),
-                    [&](std::size_t piece) { return division.tile(share, piece / blockCount, piece % blockCount); });
+                    [&](size_t piece) { return division.tile(share, piece / blockCount, piece % blockCount); });
     });
     prog.add(Execute(order));
     prog.add(Execute(cs));
     if (needValues)
       prog.add(Execute(sum));
   });
-  const poplar::Type type = in.weight.elementType();
+  const Type type = in.weight.elementType();
   const SharedBlocks parts = division.blocksOfParts();
-  const poplar::ComputeSet sumParts = graph.addComputeSet({info, "parts"}),
-                           half = graph.addComputeSet({info, "gradients of kernels in half"});
+  const ComputeSet sumParts = graph.addComputeSet({info, "parts"}),
+                   half = graph.addComputeSet({info, "gradients of kernels in half"});
   SparseConv2dGradients out;
   out.weight = parts.sumOfGroups(graph, gradWeights, type, sumParts, half, {info, "gradients of kernels"})
                    .reshape(in.weight.shape());
   if (parts.size() > 1)
     prog.add(Execute(sumParts));
-  if (type == poplar::HALF)
+  if (type == HALF)
     prog.add(Execute(half));
   if (needValues)
     out.values =
         castRows(graph, layout.mapping, gradValues, in.spikes.values.elementType(), prog, {info, "gradValuesOfType"})
             .reshape(in.spikes.ids.shape());
   if (in.bias.valid()) {
-    const poplar::ComputeSet last = graph.addComputeSet({info, "bias"});
-    const BlockArray total(graph, division.blocksOn(0, 0), poplar::FLOAT, 1, {info, "gradBias"});
-    for (std::size_t i = 0; i < blockCount; ++i)
+    const ComputeSet last = graph.addComputeSet({info, "bias"});
+    const BlockArray total(graph, division.blocksOn(0, 0), FLOAT, 1, {info, "gradBias"});
+    for (size_t i = 0; i < blockCount; ++i)
       addSumRows(graph, last, concat(biasSums[i]), biasSums[i].size(), total[i].flatten(), 1.0f,
                  division.tile(0, 0, i));
     prog.add(Execute(last));

@@ -8,72 +8,64 @@
 #include "neuron/sparse.hpp"
 
 #include <algorithm>
-#include <stdexcept>
 
 namespace snnipu {
 namespace graph {
 namespace {
 
-using poplar::Tensor;
-using poplar::program::Execute;
-using poplar::program::Sequence;
-
 // Every tile receives all spikes of its rows, as many rows at a time as fit into this.
-constexpr std::size_t bytesAtOnce = 48 * 1024;
+constexpr size_t bytesAtOnce = 48 * 1024;
 
-[[noreturn]] void refuseLinear(bool delayed, const std::string &reason) {
-  throw std::invalid_argument(std::string(delayed ? "delay_linear: " : "sparse_linear: ") + reason);
-}
+const char *operatorOf(bool delayed) { return delayed ? "delay_linear" : "sparse_linear"; }
 
 // Return the groups of tiles, each with all neurons and a share of the rows. With delays the steps of a sample stay
 // together, so the shares consist of samples.
-SharedBlocks linearBlocks(const poplar::Graph &graph, const SparseLinearPlan &plan, std::size_t neurons,
-                          std::size_t rows, bool delayed) {
-  const std::size_t tiles = graph.getTarget().getNumTiles();
+SharedBlocks linearBlocks(const Graph &graph, const SparseLinearPlan &plan, size_t neurons, size_t rows, bool delayed) {
+  const size_t tiles = graph.getTarget().getNumTiles();
   if (plan.neurons == 0 || plan.rows == 0)
-    refuseLinear(delayed, "plan must have 1 or more neurons and rows");
-  std::vector<std::size_t> counts;
-  for (std::size_t first = 0; first < neurons; first += plan.neurons)
+    refuse(operatorOf(delayed), "plan must have 1 or more neurons and rows");
+  std::vector<size_t> counts;
+  for (size_t first = 0; first < neurons; first += plan.neurons)
     counts.push_back(std::min(plan.neurons, neurons - first));
   std::vector<std::vector<Block>> groups = {blocksOf(counts, 0)};
-  for (std::size_t first = plan.rows; first < rows; first += plan.rows)
+  for (size_t first = plan.rows; first < rows; first += plan.rows)
     groups.push_back(blocksOf(counts, groups.size() * counts.size()));
   if (groups.size() * counts.size() > tiles)
-    refuseLinear(delayed, "the plan must give neurons and rows to " + std::to_string(tiles) + " tiles, got " +
-                              std::to_string(groups.size() * counts.size()));
+    refuse(operatorOf(delayed), "the plan must give neurons and rows to " + std::to_string(tiles) + " tiles, got " +
+                                    std::to_string(groups.size() * counts.size()));
   return SharedBlocks(groups);
 }
 
 struct Rows {
-  std::size_t begin, end;
+  size_t begin, end;
 
-  std::size_t count() const { return end - begin; }
+  size_t count() const { return end - begin; }
   // Return the rows relative to `first`.
-  Rows from(std::size_t first) const { return {begin - first, end - first}; }
+  Rows from(size_t first) const { return {begin - first, end - first}; }
 };
 
 struct BlockLayout {
-  std::size_t steps, batch, slots, rows, inputs, neurons;
-  std::size_t taps; // 0: without delays
+  size_t steps, batch, slots, rows, inputs, neurons;
+  size_t taps; // 0: without delays
   RowMapping mapping;
   SharedBlocks blocks;
   // [rows][...], ordered by group; ids, counts and lags as integers, values in float.
   Tensor ids, values, counts, lags;
 
-  BlockLayout(poplar::Graph &graph, const SparseLinearInputs &in, const SparseLinearPlan &plan, bool unitValues,
-              Sequence &prog, const poplar::DebugInfo &info)
+  BlockLayout(Graph &graph, const SparseLinearInputs &in, const SparseLinearPlan &plan, bool unitValues, Sequence &prog,
+              const DebugInfo &info)
       : steps((check(in), in.spikes.ids.dim(0))), batch(in.spikes.ids.dim(1)), slots(in.spikes.ids.dim(2)),
         rows(steps * batch), inputs(in.weight.dim(in.lags.valid() ? 0 : 1)),
         neurons(in.weight.dim(in.lags.valid() ? 1 : 0)), taps(in.lags.valid() ? in.weight.dim(2) : 0),
         mapping(graph, rows), blocks(linearBlocks(graph, plan, neurons, taps ? batch : rows, taps > 0)),
         share_(std::min(plan.rows, taps ? batch : rows)) {
     lines_ = taps ? steps : share_;
-    chunk_ = std::min(lines_, std::max<std::size_t>(1, bytesAtOnce / (8 * slots + 12) / (taps ? share_ : 1)));
+    chunk_ = std::min(lines_, std::max<size_t>(1, bytesAtOnce / (8 * slots + 12) / (taps ? share_ : 1)));
     ids = idsOfFloats(graph, mapping, byGroup(in.spikes.ids), inputs, prog, {info, "ids"});
     counts = idsOfFloats(graph, mapping, byGroup(in.spikes.counts), slots + 1, prog, {info, "counts"});
     values = byGroup(in.spikes.values);
     if (!unitValues)
-      values = castRows(graph, mapping, values, poplar::FLOAT, prog, {info, "valuesInFloat"});
+      values = castRows(graph, mapping, values, FLOAT, prog, {info, "valuesInFloat"});
     if (taps)
       lags = idsOfFloats(graph, RowMapping(graph, inputs), in.lags, steps + 1, prog, {info, "lags"});
   }
@@ -83,7 +75,7 @@ struct BlockLayout {
     std::vector<Tensor> parts;
     if (!taps)
       return of.reshape({rows, of.dim(2)});
-    for (std::size_t group = 0; group < blocks.size(); ++group) {
+    for (size_t group = 0; group < blocks.size(); ++group) {
       const Rows range = samplesOfGroup(group);
       parts.push_back(of.slice(range.begin, range.end, 1).reshape({steps * range.count(), of.dim(2)}));
     }
@@ -93,7 +85,7 @@ struct BlockLayout {
     std::vector<Tensor> parts;
     if (!taps)
       return of.reshape({steps, batch, of.dim(1)});
-    for (std::size_t group = 0; group < blocks.size(); ++group) {
+    for (size_t group = 0; group < blocks.size(); ++group) {
       const Rows range = rowsOfGroup(group);
       parts.push_back(of.slice(range.begin, range.end).reshape({steps, range.count() / steps, of.dim(1)}));
     }
@@ -108,9 +100,9 @@ struct BlockLayout {
     return taps ? of.reshape({inputs, taps, neurons}).dimShuffle({0, 2, 1}) : of.transpose();
   }
   // Return the number of rows of byInputs().
-  std::size_t numWeightRows() const { return inputs * std::max<std::size_t>(1, taps); }
+  size_t numWeightRows() const { return inputs * std::max<size_t>(1, taps); }
 
-  Rows rowsOfGroup(std::size_t group) const {
+  Rows rowsOfGroup(size_t group) const {
     if (taps) {
       const Rows range = samplesOfGroup(group);
       return {range.begin * steps, range.end * steps};
@@ -118,20 +110,20 @@ struct BlockLayout {
     return {std::min(rows, group * share_), std::min(rows, (group + 1) * share_)};
   }
   // Return the samples of a group. Only with delays.
-  Rows samplesOfGroup(std::size_t group) const {
+  Rows samplesOfGroup(size_t group) const {
     return {std::min(batch, group * share_), std::min(batch, (group + 1) * share_)};
   }
   // Return the most rows that a tile receives at a time.
-  std::size_t chunk() const { return chunk_ * (taps ? share_ : 1); }
+  size_t chunk() const { return chunk_ * (taps ? share_ : 1); }
   // Call body(first) for the first row of each chunk in its group, with delays the first step.
   template <typename Body> void forChunks(const Body &body) const {
-    for (std::size_t first = 0; first < lines_; first += chunk_)
+    for (size_t first = 0; first < lines_; first += chunk_)
       body(first);
   }
   // Return a group's rows in the chunk that starts at `first`.
-  Rows chunkOf(std::size_t group, std::size_t first) const {
+  Rows chunkOf(size_t group, size_t first) const {
     const Rows range = rowsOfGroup(group);
-    const std::size_t line = taps ? samplesOfGroup(group).count() : 1;
+    const size_t line = taps ? samplesOfGroup(group).count() : 1;
     return {std::min(range.end, range.begin + first * line),
             std::min(range.end, range.begin + (first + chunk_) * line)};
   }
@@ -139,51 +131,44 @@ struct BlockLayout {
 private:
   static void check(const SparseLinearInputs &in) {
     const bool delayed = in.lags.valid();
-    checkSlots(delayed ? "delay_linear" : "sparse_linear", in.spikes);
-    const auto refuse = [delayed](const std::string &reason) { refuseLinear(delayed, reason); };
-    const poplar::Type type = in.weight.elementType();
-    if (in.weight.rank() != (delayed ? 3 : 2) || in.weight.numElements() == 0 ||
-        (type != poplar::FLOAT && type != poplar::HALF))
-      refuse(std::string("weight must be FLOAT or HALF ") +
-             (delayed ? "[inputs, neurons, taps]" : "[neurons, inputs]") + ", with elements, got " + type.toString() +
-             " " + in.weight.shapeToString());
-    const std::size_t neurons = in.weight.dim(delayed ? 1 : 0);
-    if (in.bias.valid() && (in.bias.elementType() != poplar::FLOAT || in.bias.numElements() != neurons))
-      refuse("bias must be FLOAT, an element for each neuron, " + std::to_string(neurons) + ", got " +
-             in.bias.elementType().toString() + " " + in.bias.shapeToString());
-    if (delayed && (in.lags.elementType() != poplar::FLOAT || in.lags.rank() != 2 ||
-                    in.lags.dim(0) != in.weight.dim(0) || in.lags.dim(1) != neurons))
-      refuse("lags must be FLOAT [inputs, neurons] with the sizes of weight, got " + in.lags.elementType().toString() +
-             " " + in.lags.shapeToString());
+    const char *const op = operatorOf(delayed);
+    checkSlots(op, in.spikes);
+    if (in.weight.rank() != (delayed ? 3 : 2) || in.weight.numElements() == 0)
+      refuse(op, std::string("weight must be ") + (delayed ? "[inputs, neurons, taps]" : "[neurons, inputs]") +
+                     ", with elements, got " + in.weight.shapeToString());
+    const size_t neurons = in.weight.dim(delayed ? 1 : 0);
+    if (in.bias.valid() && in.bias.numElements() != neurons)
+      refuse(op, "bias must have an element for each neuron, " + std::to_string(neurons) + ", got " +
+                     in.bias.shapeToString());
+    if (delayed && in.lags.shape() != std::vector<size_t>{in.weight.dim(0), neurons})
+      refuse(op, "lags must be [inputs, neurons] with the sizes of weight, got " + in.lags.shapeToString());
   }
 
   // share_: rows of a group, with delays samples. lines_, chunk_: rows of a group and of a chunk, with delays steps.
-  std::size_t share_ = 0, lines_ = 0, chunk_ = 0;
+  size_t share_ = 0, lines_ = 0, chunk_ = 0;
 };
 
 Tensor rowsOf(const Tensor &of, Rows rows) { return of.slice(rows.begin, rows.end, 0).flatten(); }
 
 // Return an array [rows][neurons] in the blocks of each group.
-std::vector<std::vector<Tensor>> distributeToGroups(poplar::Graph &graph, const SharedBlocks &groups,
-                                                    const Tensor &array, Copies &copies,
-                                                    const poplar::DebugContext &debug) {
+std::vector<std::vector<Tensor>> distributeToGroups(Graph &graph, const SharedBlocks &groups, const Tensor &array,
+                                                    Copies &copies, const DebugContext &debug) {
   std::vector<std::vector<Tensor>> parts;
-  for (std::size_t group = 0; group < groups.size(); ++group)
+  for (size_t group = 0; group < groups.size(); ++group)
     parts.push_back(distribute(graph, groups[group], array, 0.0f, copies, debug));
   return parts;
 }
 
 } // namespace
 
-Tensor createSparseLinearWeight(poplar::Graph &graph, std::size_t neurons, std::size_t inputs, std::size_t rows,
-                                const SparseLinearPlan &plan, const poplar::Type &type,
-                                const poplar::DebugContext &debug) {
+Tensor createSparseLinearWeight(Graph &graph, size_t neurons, size_t inputs, size_t rows, const SparseLinearPlan &plan,
+                                const Type &type, const DebugContext &debug) {
   return linearBlocks(graph, plan, neurons, rows, false).matrix(graph, type, inputs, debug);
 }
 
-Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, const SparseLinearPlan &plan, bool unitValues,
-                    Sequence &prog, const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
+Tensor sparseLinear(Graph &graph, const SparseLinearInputs &in, const SparseLinearPlan &plan, bool unitValues,
+                    Sequence &prog, const DebugContext &debug) {
+  const DebugInfo info(debug, "snnipu");
   const BlockLayout layout(graph, in, plan, unitValues, prog, info);
   const SharedBlocks &groups = layout.blocks;
   Copies copies;
@@ -194,20 +179,18 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, const Sp
   const Tensor noBias = zeros(graph, {1}, {info, "noBias"});
   std::vector<std::vector<Tensor>> biases;
   std::vector<BlockArray> out;
-  for (std::size_t group = 0; group < groups.size(); ++group) {
+  for (size_t group = 0; group < groups.size(); ++group) {
     biases.push_back(
         distributeParameter(graph, groups[group], in.bias.valid() ? in.bias : noBias, 0.0f, copies, {info, "bias"}));
-    out.emplace_back(graph, groups[group], poplar::FLOAT, layout.rowsOfGroup(group).count(),
-                     poplar::DebugContext{info, "out"});
+    out.emplace_back(graph, groups[group], FLOAT, layout.rowsOfGroup(group).count(), DebugContext{info, "out"});
   }
   copies.run(prog, {info, "load"});
-  const Tensor unused = emptyVariable(graph, poplar::FLOAT);
-  const std::string name = layout.taps
-                               ? vertexName("DelayLinearForward", in.weight.elementType())
-                               : vertexName("SparseLinearForward", in.weight.elementType(), poplar::UNSIGNED_INT);
-  layout.forChunks([&](std::size_t first) {
-    const poplar::ComputeSet cs = graph.addComputeSet({info, "forward"});
-    for (std::size_t group = 0; group < groups.size(); ++group) {
+  const Tensor unused = emptyVariable(graph, FLOAT);
+  const std::string name = layout.taps ? vertexName("DelayLinearForward", in.weight.elementType())
+                                       : vertexName("SparseLinearForward", in.weight.elementType(), UNSIGNED_INT);
+  layout.forChunks([&](size_t first) {
+    const ComputeSet cs = graph.addComputeSet({info, "forward"});
+    for (size_t group = 0; group < groups.size(); ++group) {
       const Rows rows = layout.chunkOf(group, first);
       if (rows.count() == 0)
         continue;
@@ -215,7 +198,7 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, const Sp
       const Tensor values = unitValues ? unused : rowsOf(layout.values, rows);
       const Tensor counts = rowsOf(layout.counts, rows);
       const std::vector<Block> &blocks = groups[group];
-      for (std::size_t i = 0; i < blocks.size(); ++i) {
+      for (size_t i = 0; i < blocks.size(); ++i) {
         VertexBuilder vertex(graph, cs, name, blocks[i].tile);
         vertex.connect("weight", weights[group][i].flatten())
             .connect("bias", biases[group][i])
@@ -235,7 +218,7 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, const Sp
               .count("taps", layout.taps)
               .set("begins", first == 0);
         else
-          vertex.connect("ids", ids.reinterpret(poplar::UNSIGNED_INT))
+          vertex.connect("ids", ids.reinterpret(UNSIGNED_INT))
               .connect("out", rowsOf(out[group][i], rows.from(layout.rowsOfGroup(group).begin)))
               .count("valueSlots", layout.slots)
               .count("neurons", blocks[i].neurons)
@@ -244,17 +227,17 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, const Sp
     }
     prog.add(Execute(cs));
   });
-  const bool half = in.spikes.values.elementType() == poplar::HALF;
-  const poplar::ComputeSet cast = graph.addComputeSet({info, "half"});
+  const bool half = in.spikes.values.elementType() == HALF;
+  const ComputeSet cast = graph.addComputeSet({info, "half"});
   std::vector<Tensor> wholes;
-  for (std::size_t group = 0; group < groups.size(); ++group) {
+  for (size_t group = 0; group < groups.size(); ++group) {
     if (!half) {
       wholes.push_back(out[group].whole());
       continue;
     }
     const std::vector<Block> &blocks = groups[group];
-    const BlockArray halves(graph, blocks, poplar::HALF, layout.rowsOfGroup(group).count(), {info, "outInHalf"});
-    for (std::size_t i = 0; i < blocks.size(); ++i)
+    const BlockArray halves(graph, blocks, HALF, layout.rowsOfGroup(group).count(), {info, "outInHalf"});
+    for (size_t i = 0; i < blocks.size(); ++i)
       addCast(graph, cast, out[group][i], halves[i], blocks[i].tile);
     wholes.push_back(halves.whole());
   }
@@ -263,16 +246,14 @@ Tensor sparseLinear(poplar::Graph &graph, const SparseLinearInputs &in, const Sp
   return layout.bySteps(concat(wholes));
 }
 
-SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad, const SparseLinearInputs &in,
+SparseLinearGradients sparseLinearGrad(Graph &graph, const Tensor &grad, const SparseLinearInputs &in,
                                        const SparseLinearPlan &plan, bool unitValues, Sequence &prog,
-                                       const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
+                                       const DebugContext &debug) {
+  const DebugInfo info(debug, "snnipu");
   const BlockLayout layout(graph, in, plan, unitValues, prog, info);
   const SharedBlocks &groups = layout.blocks;
-  if ((grad.elementType() != poplar::FLOAT && grad.elementType() != poplar::HALF) ||
-      grad.numElements() != layout.rows * layout.neurons)
-    refuseLinear(layout.taps > 0,
-                 "the gradient must be FLOAT or HALF [steps, batch, neurons], got " + grad.shapeToString());
+  if (grad.numElements() != layout.rows * layout.neurons)
+    refuse(operatorOf(layout.taps > 0), "the gradient must be [steps, batch, neurons], got " + grad.shapeToString());
   const Tensor order =
       ascendingRows(graph, layout.mapping, layout.ids, layout.counts, prog, {info, "ascending"}).flatten();
   Copies copies;
@@ -281,47 +262,44 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
   if (layout.taps)
     lags = distributeToGroups(graph, groups, layout.lags, copies, {info, "lags"});
   const Tensor rowsOfGrad = layout.byGroup(grad.reshape({layout.steps, layout.batch, layout.neurons}));
-  for (std::size_t group = 0; group < groups.size(); ++group) {
+  for (size_t group = 0; group < groups.size(); ++group) {
     const Rows rows = layout.rowsOfGroup(group);
     grads.push_back(
         distribute(graph, groups[group], rowsOfGrad.slice(rows.begin, rows.end), 0.0f, copies, {info, "grad"}));
   }
   copies.run(prog, {info, "load"});
-  const poplar::ComputeSet clear = graph.addComputeSet({info, "zero"}), cast = graph.addComputeSet({info, "float"});
+  const ComputeSet clear = graph.addComputeSet({info, "zero"}), cast = graph.addComputeSet({info, "float"});
   std::vector<std::vector<Tensor>> gradWeights;
-  for (std::size_t group = 0; group < groups.size(); ++group) {
+  for (size_t group = 0; group < groups.size(); ++group) {
     const std::vector<Block> &blocks = groups[group];
-    gradWeights.push_back(
-        BlockArray(graph, blocks, poplar::FLOAT, layout.numWeightRows(), {info, "gradWeight"}).parts());
+    gradWeights.push_back(BlockArray(graph, blocks, FLOAT, layout.numWeightRows(), {info, "gradWeight"}).parts());
     zeroBlocks(graph, blocks, gradWeights[group], clear);
-    for (std::size_t i = 0; grad.elementType() == poplar::HALF && i < blocks.size(); ++i) {
-      const Tensor inFloat =
-          variableOn(graph, blocks[i].tile, poplar::FLOAT, grads[group][i].shape(), {info, "gradInFloat"});
+    for (size_t i = 0; grad.elementType() == HALF && i < blocks.size(); ++i) {
+      const Tensor inFloat = variableOn(graph, blocks[i].tile, FLOAT, grads[group][i].shape(), {info, "gradInFloat"});
       addCast(graph, cast, grads[group][i], inFloat, blocks[i].tile);
       grads[group][i] = inFloat;
     }
   }
   prog.add(Execute(clear));
-  if (grad.elementType() == poplar::HALF)
+  if (grad.elementType() == HALF)
     prog.add(Execute(cast));
-  const Tensor gradValues = graph.addVariable(poplar::FLOAT, {layout.rows, layout.slots}, {info, "gradValues"});
-  const Tensor unused = emptyVariable(graph, poplar::FLOAT);
+  const Tensor gradValues = graph.addVariable(FLOAT, {layout.rows, layout.slots}, {info, "gradValues"});
+  const Tensor unused = emptyVariable(graph, FLOAT);
   // Partial gradients of a chunk's values, one for each block of a group. Chunks reuse the memory.
-  const std::size_t count = groups[0].size(), most = layout.chunk() * layout.slots;
-  const Tensor partials = graph.addVariable(poplar::FLOAT, {groups.size(), count, most}, {info, "partial"});
-  for (std::size_t group = 0; group < groups.size(); ++group)
-    for (std::size_t i = 0; i < count; ++i)
+  const size_t count = groups[0].size(), most = layout.chunk() * layout.slots;
+  const Tensor partials = graph.addVariable(FLOAT, {groups.size(), count, most}, {info, "partial"});
+  for (size_t group = 0; group < groups.size(); ++group)
+    for (size_t i = 0; i < count; ++i)
       graph.setTileMapping(partials[group][i], static_cast<unsigned>(groups[group][i].tile));
-  const std::string update =
-      vertexName(layout.taps ? "DelayLinearWeightUpdate" : "SparseLinearWeightUpdate", poplar::FLOAT);
+  const std::string update = vertexName(layout.taps ? "DelayLinearWeightUpdate" : "SparseLinearWeightUpdate", FLOAT);
   const std::string valueGradient =
       layout.taps ? vertexName("DelayLinearValueGradient", in.weight.elementType())
-                  : vertexName("SparseLinearValueGradient", in.weight.elementType(), poplar::UNSIGNED_INT);
-  layout.forChunks([&](std::size_t first) {
-    const poplar::ComputeSet cs = graph.addComputeSet({info, "backward"}), sum = graph.addComputeSet({info, "sum"});
-    for (std::size_t group = 0; group < groups.size(); ++group) {
+                  : vertexName("SparseLinearValueGradient", in.weight.elementType(), UNSIGNED_INT);
+  layout.forChunks([&](size_t first) {
+    const ComputeSet cs = graph.addComputeSet({info, "backward"}), sum = graph.addComputeSet({info, "sum"});
+    for (size_t group = 0; group < groups.size(); ++group) {
       const Rows rows = layout.chunkOf(group, first);
-      const std::size_t blockRows = rows.count(), size = blockRows * layout.slots;
+      const size_t blockRows = rows.count(), size = blockRows * layout.slots;
       if (blockRows == 0)
         continue;
       const std::vector<Block> &blocks = groups[group];
@@ -329,7 +307,7 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
       const Tensor values = unitValues ? unused : rowsOf(layout.values, rows);
       // With delays spikes may arrive at any step.
       const Rows arriving = layout.taps ? layout.rowsOfGroup(group) : rows;
-      for (std::size_t i = 0; i < count; ++i) {
+      for (size_t i = 0; i < count; ++i) {
         const Tensor gradOut = rowsOf(grads[group][i], arriving.from(layout.rowsOfGroup(group).begin));
         VertexBuilder weightUpdate(graph, cs, update, blocks[i].tile),
             ofValues(graph, cs, valueGradient, blocks[i].tile);
@@ -361,26 +339,25 @@ SparseLinearGradients sparseLinearGrad(poplar::Graph &graph, const Tensor &grad,
                 .count("taps", layout.taps);
         } else {
           weightUpdate.set("scale", 1.0f).set("ascending", false);
-          ofValues.connect("ids", ids.reinterpret(poplar::UNSIGNED_INT));
+          ofValues.connect("ids", ids.reinterpret(UNSIGNED_INT));
         }
       }
       // Sum over the blocks. Each tile of the group sums its share of the slots.
       addSumSlots(graph, sum, partials[group].slice(0, size, 1), counts, layout.slots,
                   gradValues.slice(rows.begin, rows.end, 0).flatten(), blocks.back().tile + 1 - blocks[0].tile,
-                  [&](std::size_t tile) { return blocks[0].tile + tile; });
+                  [&](size_t tile) { return blocks[0].tile + tile; });
     }
     prog.add(Execute(cs));
     prog.add(Execute(sum));
   });
-  const poplar::Type type = in.weight.elementType();
-  const poplar::ComputeSet sum = graph.addComputeSet({info, "groups"}),
-                           half = graph.addComputeSet({info, "gradWeightInHalf"});
+  const Type type = in.weight.elementType();
+  const ComputeSet sum = graph.addComputeSet({info, "groups"}), half = graph.addComputeSet({info, "gradWeightInHalf"});
   SparseLinearGradients out;
   out.weight =
       layout.asWeight(groups.sumOfGroups(graph, gradWeights, type, sum, half, {info, "gradWeight"}).transpose());
   if (groups.size() > 1)
     prog.add(Execute(sum));
-  if (type == poplar::HALF)
+  if (type == HALF)
     prog.add(Execute(half));
   out.values = layout.bySteps(
       castRows(graph, layout.mapping, gradValues, in.spikes.values.elementType(), prog, {info, "gradValuesOfType"}));

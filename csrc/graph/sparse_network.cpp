@@ -8,45 +8,38 @@
 #include <limits>
 #include <map>
 #include <numeric>
-#include <stdexcept>
 
 namespace snnipu {
 namespace graph {
 namespace {
 
-using poplar::ComputeSet;
-using poplar::Tensor;
-using poplar::program::Execute;
-using poplar::program::Sequence;
-
 // A lane of padding never reaches this threshold.
 constexpr float never = std::numeric_limits<float>::max();
 // The most partial sums that a tile adds in one stage.
-constexpr std::size_t fewPartials = 16;
+constexpr size_t fewPartials = 16;
 
-[[noreturn]] void refuse(const std::string &reason) { throw std::invalid_argument("sparse_network: " + reason); }
+constexpr const char *network = "sparse_network";
 
 // The distribution of the batch's samples over tiles.
 class Samples {
 public:
   struct Piece {
-    std::size_t tile, begin, end;
+    size_t tile, begin, end;
   };
 
   Samples() = default;
-  Samples(const std::vector<std::size_t> &rows, std::size_t firstTile) {
-    for (std::size_t i = 0; i < rows.size(); ++i) {
+  Samples(const std::vector<size_t> &rows, size_t firstTile) {
+    for (size_t i = 0; i < rows.size(); ++i) {
       pieces_.push_back({firstTile + i, batch_, batch_ + rows[i]});
       batch_ += rows[i];
     }
   }
 
-  std::size_t batch() const { return batch_; }
+  size_t batch() const { return batch_; }
   const std::vector<Piece> &pieces() const { return pieces_; }
 
   // Return a variable [steps][batch * width]. A tile's part of it is contiguous, step after step.
-  Tensor variable(poplar::Graph &graph, const poplar::Type &type, std::size_t steps, std::size_t width,
-                  const poplar::DebugContext &debug) const {
+  Tensor variable(Graph &graph, const Type &type, size_t steps, size_t width, const DebugContext &debug) const {
     const Tensor all = graph.addVariable(type, {steps * batch_ * width}, debug);
     std::vector<Tensor> parts;
     for (const Piece &piece : pieces_) {
@@ -56,19 +49,19 @@ public:
     }
     return parts.size() == 1 ? parts[0] : concat(parts, 1);
   }
-  Tensor part(const Tensor &of, const Piece &piece, std::size_t width) const {
+  Tensor part(const Tensor &of, const Piece &piece, size_t width) const {
     return of.slice(piece.begin * width, piece.end * width, 1).flatten();
   }
 
 private:
   std::vector<Piece> pieces_;
-  std::size_t batch_ = 0;
+  size_t batch_ = 0;
 };
 
-std::vector<std::size_t> shares(std::size_t total, std::size_t parts) {
-  std::vector<std::size_t> counts;
-  const std::size_t share = (total + parts - 1) / parts;
-  for (std::size_t begin = 0; begin < total; begin += share)
+std::vector<size_t> shares(size_t total, size_t parts) {
+  std::vector<size_t> counts;
+  const size_t share = (total + parts - 1) / parts;
+  for (size_t begin = 0; begin < total; begin += share)
     counts.push_back(std::min(share, total - begin));
   return counts;
 }
@@ -76,51 +69,49 @@ std::vector<std::size_t> shares(std::size_t total, std::size_t parts) {
 // A counter of the step on every tile that needs it.
 class StepCounters {
 public:
-  explicit StepCounters(poplar::Graph &graph, const poplar::DebugInfo &info) : graph_(graph), info_(info) {}
+  explicit StepCounters(Graph &graph, const DebugInfo &info) : graph_(graph), info_(info) {}
 
-  Tensor at(std::size_t tile) {
+  Tensor at(size_t tile) {
     Tensor &counter = counters_[tile];
     if (!counter.valid())
-      counter = variableOn(graph_, tile, poplar::UNSIGNED_INT, {1}, {info_, "step"});
+      counter = variableOn(graph_, tile, UNSIGNED_INT, {1}, {info_, "step"});
     return counter;
   }
   void advance(ComputeSet cs, unsigned by) {
     for (const auto &counter : counters_)
       addAdvance(cs, counter.second, by, 0, counter.first);
   }
-  void addAdvance(ComputeSet cs, const Tensor &value, unsigned by, std::size_t modulo, std::size_t tile) {
+  void addAdvance(ComputeSet cs, const Tensor &value, unsigned by, size_t modulo, size_t tile) {
     VertexBuilder(graph_, cs, "snnipu::Advance", tile)
         .connect("value", value)
         .set("by", modulo ? static_cast<unsigned>(by % modulo) : by)
         .count("modulo", modulo);
   }
   // Set the counters at the start of a program.
-  void set(std::size_t value, Sequence &prog) {
+  void set(size_t value, Sequence &prog) {
     std::vector<Tensor> all;
     for (const auto &counter : counters_)
       all.push_back(counter.second);
-    const Tensor constant =
-        graph_.addConstant(poplar::UNSIGNED_INT, {1}, static_cast<unsigned>(value), {info_, "firstStep"});
+    const Tensor constant = graph_.addConstant(UNSIGNED_INT, {1}, static_cast<unsigned>(value), {info_, "firstStep"});
     graph_.setTileMapping(constant, 0);
-    prog.add(poplar::program::Copy(constant.broadcast(static_cast<unsigned>(all.size()), 0), concat(all)));
+    prog.add(Copy(constant.broadcast(static_cast<unsigned>(all.size()), 0), concat(all)));
   }
 
 private:
-  poplar::Graph &graph_;
-  const poplar::DebugInfo &info_;
-  std::map<std::size_t, Tensor> counters_;
+  Graph &graph_;
+  const DebugInfo &info_;
+  std::map<size_t, Tensor> counters_;
 };
 
 // Slots on the tiles of some samples, of a whole sequence or of one step.
 struct SlotSequence {
   Samples samples;
-  std::size_t slots = 0;
+  size_t slots = 0;
   Tensor ids, counts, values; // [steps][batch * ...]; INT, INT, FLOAT. values may be invalid
   Tensor order;               // INT [steps][batch]: 1 for rows whose ids ascend; invalid if all do
 
   // Return the slots at step - back, loaded into new variables.
-  SlotSequence load(poplar::Graph &graph, ComputeSet cs, StepCounters &step, unsigned back,
-                    const poplar::DebugContext &debug) const {
+  SlotSequence load(Graph &graph, ComputeSet cs, StepCounters &step, unsigned back, const DebugContext &debug) const {
     SlotSequence loaded{samples, slots, {}, {}, {}, {}};
     loaded.ids = loadOne(graph, cs, step, ids, slots, back, debug);
     loaded.counts = loadOne(graph, cs, step, counts, 2, back, debug);
@@ -132,8 +123,8 @@ struct SlotSequence {
   }
 
 private:
-  Tensor loadOne(poplar::Graph &graph, ComputeSet cs, StepCounters &step, const Tensor &from, std::size_t width,
-                 unsigned back, const poplar::DebugContext &debug) const {
+  Tensor loadOne(Graph &graph, ComputeSet cs, StepCounters &step, const Tensor &from, size_t width, unsigned back,
+                 const DebugContext &debug) const {
     const Tensor to = samples.variable(graph, from.elementType(), 1, width, debug);
     for (const Samples::Piece &piece : samples.pieces())
       VertexBuilder(graph, cs, vertexName("LoadStep", from.elementType()), piece.tile)
@@ -146,8 +137,8 @@ private:
   }
 };
 
-void storeStep(poplar::Graph &graph, ComputeSet cs, StepCounters &step, const Tensor &from, const Tensor &to,
-               unsigned back, std::size_t tile) {
+void storeStep(Graph &graph, ComputeSet cs, StepCounters &step, const Tensor &from, const Tensor &to, unsigned back,
+               size_t tile) {
   VertexBuilder(graph, cs, vertexName("StoreStep", from.elementType()), tile)
       .connect("from", from)
       .connect("step", step.at(tile))
@@ -158,13 +149,13 @@ void storeStep(poplar::Graph &graph, ComputeSet cs, StepCounters &step, const Te
 
 // A group of tiles that has all neurons of a layer, for the samples [begin, end) of the batch.
 struct Group {
-  std::size_t begin, end;
+  size_t begin, end;
   std::vector<Block> blocks;
   std::vector<Tensor> weight, recurrentWeight, bias, beta, threshold, gradThreshold; // of each block
 
-  std::size_t rows() const { return end - begin; }
+  size_t rows() const { return end - begin; }
   // Return the group's part of a tensor [1][batch * width], flattened.
-  Tensor part(const Tensor &of, std::size_t width) const { return of.slice(begin * width, end * width, 1).flatten(); }
+  Tensor part(const Tensor &of, size_t width) const { return of.slice(begin * width, end * width, 1).flatten(); }
 };
 
 struct Layer {
@@ -174,12 +165,12 @@ struct Layer {
 };
 
 // The layer's name in the names of its variables, which messages about memory show.
-std::string nameOf(std::size_t layer) { return "layer " + std::to_string(layer + 1); }
+std::string nameOf(size_t layer) { return "layer " + std::to_string(layer + 1); }
 
 std::vector<Group> groupsOf(const LayerPlan &plan) {
   std::vector<Group> groups;
-  std::size_t begin = 0, tile = plan.firstTile;
-  for (const std::size_t rows : plan.groups) {
+  size_t begin = 0, tile = plan.firstTile;
+  for (const size_t rows : plan.groups) {
     groups.push_back({begin, begin + rows, blocksOf(plan.neurons, tile), {}, {}, {}, {}, {}, {}});
     begin += rows;
     tile += plan.neurons.size();
@@ -188,7 +179,7 @@ std::vector<Group> groupsOf(const LayerPlan &plan) {
 }
 
 // Join [steps * rows][neurons] of each group to [steps, batch, neurons].
-Tensor wholeOf(const std::vector<BlockArray> &arrays, std::size_t steps) {
+Tensor wholeOf(const std::vector<BlockArray> &arrays, size_t steps) {
   std::vector<Tensor> parts;
   for (const BlockArray &array : arrays) {
     const Tensor part = array.whole();
@@ -197,23 +188,19 @@ Tensor wholeOf(const std::vector<BlockArray> &arrays, std::size_t steps) {
   return parts.size() == 1 ? parts[0] : concat(parts, 1);
 }
 
-std::size_t total(const std::vector<std::size_t> &counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::size_t(0));
-}
+size_t total(const std::vector<size_t> &counts) { return std::accumulate(counts.begin(), counts.end(), size_t(0)); }
 
-void checkPlan(const SparseNetworkOptions &options, std::size_t tiles, std::size_t batch) {
-  if (options.plan.size() != options.layers.size())
-    refuse("the plan must have an entry for each layer");
-  for (std::size_t l = 0; l < options.plan.size(); ++l) {
+void checkPlan(const SparseNetworkOptions &options, size_t tiles, size_t batch) {
+  for (size_t l = 0; l < options.plan.size(); ++l) {
     const LayerPlan &at = options.plan[l];
     const std::string name = "layer " + std::to_string(l) + ": the plan must give each ";
     const std::string target = " to one of " + std::to_string(tiles) + " tiles";
     if (total(at.neurons) != options.layers[l].neurons || at.firstTile + at.groups.size() * at.neurons.size() > tiles)
-      refuse(name + "of its neurons" + target);
+      refuse(network, name + "of its neurons" + target);
     if (total(at.groups) != batch)
-      refuse(name + "sample of the batch to one of the groups of tiles");
+      refuse(network, name + "sample of the batch to one of the groups of tiles");
     if (total(at.rows) != batch || at.firstSelectionTile + at.rows.size() > tiles)
-      refuse(name + "sample of the batch" + target);
+      refuse(network, name + "sample of the batch" + target);
   }
 }
 
@@ -227,48 +214,40 @@ SharedBlocks sharedBlocks(const std::vector<Group> &groups) {
 
 class Network {
 public:
-  std::size_t steps, batch;
+  size_t steps, batch;
   std::vector<Layer> layers;
 
-  Network(poplar::Graph &graph, const SlotTensors &input, const std::vector<NetworkParameters> &parameters,
+  Network(Graph &graph, const SlotTensors &input, const std::vector<NetworkParameters> &parameters,
           const SparseNetworkOptions &options) {
-    checkSlots("sparse_network", input);
+    checkSlots(network, input);
     steps = input.ids.dim(0);
     batch = input.ids.dim(1);
-    const std::size_t tiles = graph.getTarget().getNumTiles();
-    if (options.layers.empty() || parameters.size() != options.layers.size())
-      refuse("there must be at least one layer, and parameters for each layer");
+    const size_t tiles = graph.getTarget().getNumTiles();
     checkPlan(options, tiles, batch);
     const std::vector<LayerPlan> &plan = options.plan;
-    for (std::size_t l = 0; l < plan.size(); ++l) {
+    for (size_t l = 0; l < plan.size(); ++l) {
       const NetworkLayer &config = options.layers[l];
       const NetworkParameters &layerParameters = parameters[l];
       const std::string name = "layer " + std::to_string(l) + ": ";
-      if (layerParameters.weight.elementType() != poplar::FLOAT && layerParameters.weight.elementType() != poplar::HALF)
-        refuse(name + "weight must be FLOAT or HALF");
-      for (const Tensor *tensor : {&layerParameters.beta, &layerParameters.threshold, &layerParameters.bias})
-        if (tensor->valid() && tensor->elementType() != poplar::FLOAT)
-          refuse(name + "beta, threshold and bias must be FLOAT");
-      if (layerParameters.weight.shape() != std::vector<std::size_t>{config.neurons, config.inputs} ||
+      if (layerParameters.weight.shape() != std::vector<size_t>{config.neurons, config.inputs} ||
           layerParameters.weight.numElements() == 0)
-        refuse(name + "weight must have shape [neurons, inputs], got " + layerParameters.weight.shapeToString());
+        refuse(network,
+               name + "weight must have shape [neurons, inputs], got " + layerParameters.weight.shapeToString());
       if (l > 0 && config.inputs != options.layers[l - 1].neurons)
-        refuse(name + "inputs must be the number of neurons of the previous layer");
+        refuse(network, name + "inputs must be the number of neurons of the previous layer");
       for (const Tensor *tensor : {&layerParameters.beta, &layerParameters.threshold})
         if (tensor->numElements() != 1 && tensor->numElements() != config.neurons)
-          refuse(name + "beta and threshold must have one element, or one for each neuron, got " +
-                 tensor->shapeToString());
+          refuse(network, name + "beta and threshold must have one element, or one for each neuron, got " +
+                              tensor->shapeToString());
       if (layerParameters.bias.valid() && layerParameters.bias.numElements() != config.neurons)
-        refuse(name + "bias must have an element for each neuron, got " + layerParameters.bias.shapeToString());
-      if (config.slots == 0)
-        refuse(name + "slots must be 1 or more");
+        refuse(network,
+               name + "bias must have an element for each neuron, got " + layerParameters.bias.shapeToString());
       const Tensor &recurrent = layerParameters.recurrentWeight;
-      if (recurrent.valid() != config.recurrent)
-        refuse(name + "a recurrent layer must have a recurrent weight, other layers must have none");
-      if (config.recurrent && (recurrent.shape() != std::vector<std::size_t>{config.neurons, config.neurons} ||
+      if (config.recurrent && (recurrent.shape() != std::vector<size_t>{config.neurons, config.neurons} ||
                                recurrent.elementType() != layerParameters.weight.elementType()))
-        refuse(name + "the recurrent weight must have shape [neurons, neurons] and the type of the weight, got " +
-               recurrent.shapeToString());
+        refuse(network, name +
+                            "the recurrent weight must have shape [neurons, neurons] and the type of the weight, got " +
+                            recurrent.shapeToString());
       const LayerPlan &at = plan[l];
       Layer layer;
       layer.config = config;
@@ -277,8 +256,8 @@ public:
       layers.push_back(layer);
     }
     // Place the input on the tiles after the layers', or on the last tiles if there are too few.
-    const std::vector<std::size_t> rows = shares(batch, std::min(batch, tiles));
-    std::size_t end = 0;
+    const std::vector<size_t> rows = shares(batch, std::min(batch, tiles));
+    size_t end = 0;
     for (const LayerPlan &at : plan)
       end =
           std::max({end, at.firstTile + at.groups.size() * at.neurons.size(), at.firstSelectionTile + at.rows.size()});
@@ -288,10 +267,9 @@ public:
   Samples inputSamples;
 
   // Copy the parameters to their tiles.
-  void load(poplar::Graph &graph, const std::vector<NetworkParameters> &parameters, Copies &copies,
-            const poplar::DebugInfo &info) {
+  void load(Graph &graph, const std::vector<NetworkParameters> &parameters, Copies &copies, const DebugInfo &info) {
     const Tensor zero = zeros(graph, {1}, {info, "noBias"});
-    for (std::size_t l = 0; l < layers.size(); ++l) {
+    for (size_t l = 0; l < layers.size(); ++l) {
       Layer &layer = layers[l];
       const NetworkParameters &layerParameters = parameters[l];
       for (Group &group : layer.groups) {
@@ -311,15 +289,15 @@ public:
   }
 
   // Return a sequence of slots on the tiles of `samples`. from: [steps, batch, ...] in floats.
-  SlotSequence sequence(poplar::Graph &graph, const Samples &samples, const SlotTensors &from, std::size_t neurons,
-                        bool withValues, bool withOrder, Sequence &prog, const poplar::DebugInfo &info) const {
+  SlotSequence sequence(Graph &graph, const Samples &samples, const SlotTensors &from, size_t neurons, bool withValues,
+                        bool withOrder, Sequence &prog, const DebugInfo &info) const {
     SlotSequence to;
     to.samples = samples;
     to.slots = from.ids.dim(2);
     const RowMapping mapping(graph, steps * batch);
     const auto onTiles = [&](const Tensor &of) {
-      const Tensor sequence = samples.variable(graph, poplar::INT, steps, of.dim(1), {info, "spikes of all steps"});
-      prog.add(poplar::program::Copy(of.reshape({steps, batch * of.dim(1)}), sequence));
+      const Tensor sequence = samples.variable(graph, INT, steps, of.dim(1), {info, "spikes of all steps"});
+      prog.add(Copy(of.reshape({steps, batch * of.dim(1)}), sequence));
       return sequence;
     };
     const SlotTensors rows = rowsOfSlots(graph, mapping, {from.ids, {}, from.counts, {}}, neurons, prog, info);
@@ -331,12 +309,12 @@ public:
       to.values = floats(graph, samples, from.values, to.slots, prog, info);
     return to;
   }
-  Tensor floats(poplar::Graph &graph, const Samples &samples, const Tensor &from, std::size_t width, Sequence &prog,
-                const poplar::DebugInfo &info) const {
-    const Tensor onTiles = samples.variable(graph, poplar::FLOAT, steps, width, {info, "values of all steps"});
-    const Tensor rows = castRows(graph, RowMapping(graph, steps * batch), from.reshape({steps * batch, width}),
-                                 poplar::FLOAT, prog, {info, "inFloat"});
-    prog.add(poplar::program::Copy(rows.reshape({steps, batch * width}), onTiles));
+  Tensor floats(Graph &graph, const Samples &samples, const Tensor &from, size_t width, Sequence &prog,
+                const DebugInfo &info) const {
+    const Tensor onTiles = samples.variable(graph, FLOAT, steps, width, {info, "values of all steps"});
+    const Tensor rows = castRows(graph, RowMapping(graph, steps * batch), from.reshape({steps * batch, width}), FLOAT,
+                                 prog, {info, "inFloat"});
+    prog.add(Copy(rows.reshape({steps, batch * width}), onTiles));
     return onTiles;
   }
 };
@@ -344,28 +322,28 @@ public:
 // Join the bits of blocks, [batch][pieces], to words of 32 neurons, [batch][words]. Neighbouring blocks that end at a
 // word boundary are merged on the tile of one of them: merging all on the tile that selects would take longer than the
 // rest of the step.
-Tensor mergeBits(poplar::Graph &graph, ComputeSet cs, const std::vector<Block> &blocks, const std::vector<Tensor> &bits,
-                 std::size_t turn, const poplar::DebugInfo &info) {
+Tensor mergeBits(Graph &graph, ComputeSet cs, const std::vector<Block> &blocks, const std::vector<Tensor> &bits,
+                 size_t turn, const DebugInfo &info) {
   std::vector<Tensor> words;
-  for (std::size_t begin = 0, end = 0; begin < blocks.size(); begin = end) {
+  for (size_t begin = 0, end = 0; begin < blocks.size(); begin = end) {
     std::vector<Tensor> pieces;
     std::vector<unsigned> widths;
-    std::size_t neurons = 0;
+    size_t neurons = 0;
     do {
       const Block &block = blocks[end];
       pieces.push_back(bits[end++]);
-      for (std::size_t left = block.neurons; left > 0; left -= widths.back())
-        widths.push_back(static_cast<unsigned>(std::min<std::size_t>(32, left)));
+      for (size_t left = block.neurons; left > 0; left -= widths.back())
+        widths.push_back(static_cast<unsigned>(std::min<size_t>(32, left)));
       neurons += block.neurons;
     } while (neurons % 32 != 0 && end < blocks.size());
     if (end - begin == 1) {
       words.push_back(pieces[0]);
       continue;
     }
-    const std::size_t tile = blocks[begin + turn % (end - begin)].tile, batch = pieces[0].dim(0);
-    const Tensor out = variableOn(graph, tile, poplar::UNSIGNED_INT, {batch, (neurons + 31) / 32}, {info, "words"});
+    const size_t tile = blocks[begin + turn % (end - begin)].tile, batch = pieces[0].dim(0);
+    const Tensor out = variableOn(graph, tile, UNSIGNED_INT, {batch, (neurons + 31) / 32}, {info, "words"});
     const Tensor constant =
-        graph.addConstant(poplar::UNSIGNED_INT, {widths.size()}, poplar::ArrayRef<unsigned>(widths), {info, "widths"});
+        graph.addConstant(UNSIGNED_INT, {widths.size()}, ArrayRef<unsigned>(widths), {info, "widths"});
     graph.setTileMapping(constant, static_cast<unsigned>(tile));
     VertexBuilder(graph, cs, "snnipu::MergeBits", tile)
         .connect("bits", concat(pieces, 1).flatten())
@@ -381,8 +359,8 @@ Tensor mergeBits(poplar::Graph &graph, ComputeSet cs, const std::vector<Block> &
 
 } // namespace
 
-Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer, bool recurrent,
-                           std::size_t batch, const poplar::Type &type, const poplar::DebugContext &debug) {
+Tensor createNetworkWeight(Graph &graph, const SparseNetworkOptions &options, size_t layer, bool recurrent,
+                           size_t batch, const Type &type, const DebugContext &debug) {
   checkPlan(options, graph.getTarget().getNumTiles(), batch);
   const NetworkLayer &config = options.layers.at(layer);
   // Each group copies the weight, so it has the layout of its gradient.
@@ -390,60 +368,59 @@ Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &opt
       .matrix(graph, type, recurrent ? config.neurons : config.inputs, debug);
 }
 
-Tensor createNetworkMembranes(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
-                              std::size_t steps, std::size_t batch, const poplar::DebugContext &debug) {
+Tensor createNetworkMembranes(Graph &graph, const SparseNetworkOptions &options, size_t layer, size_t steps,
+                              size_t batch, const DebugContext &debug) {
   checkPlan(options, graph.getTarget().getNumTiles(), batch);
   std::vector<BlockArray> parts;
   for (const Group &group : groupsOf(options.plan[layer]))
-    parts.emplace_back(graph, group.blocks, poplar::FLOAT, steps * group.rows(), debug);
+    parts.emplace_back(graph, group.blocks, FLOAT, steps * group.rows(), debug);
   return wholeOf(parts, steps);
 }
 
-std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensors &input,
+std::vector<NetworkOutputs> sparseNetwork(Graph &graph, const SlotTensors &input,
                                           const std::vector<NetworkParameters> &parameters, Sequence &prog,
-                                          const SparseNetworkOptions &options, const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
+                                          const SparseNetworkOptions &options, const DebugContext &debug) {
+  const DebugInfo info(debug, "snnipu");
   Network net(graph, input, parameters, options);
-  const std::size_t steps = net.steps, batch = net.batch;
+  const size_t steps = net.steps, batch = net.batch;
   Copies copies;
   net.load(graph, parameters, copies, info);
-  const SlotSequence inputs =
-      net.sequence(graph, net.inputSamples, input, net.layers[0].config.inputs, !options.unitInput, false, prog,
-                   poplar::DebugInfo({info, "input"}, "snnipu"));
+  const SlotSequence inputs = net.sequence(graph, net.inputSamples, input, net.layers[0].config.inputs,
+                                           !options.unitInput, false, prog, DebugInfo({info, "input"}, "snnipu"));
   StepCounters step(graph, info);
   const ComputeSet prepare = graph.addComputeSet({info, "prepare"}), load = graph.addComputeSet({info, "load"}),
                    lif = graph.addComputeSet({info, "lif"}), merge = graph.addComputeSet({info, "merge"}),
                    select = graph.addComputeSet({info, "select"}), record = graph.addComputeSet({info, "record"});
   const SlotSequence currentInput = inputs.load(graph, load, step, 0, {info, "inputOfStep"});
-  const Tensor unused = emptyVariable(graph, poplar::FLOAT), noWords = emptyVariable(graph, poplar::INT);
+  const Tensor unused = emptyVariable(graph, FLOAT), noWords = emptyVariable(graph, INT);
   std::vector<NetworkOutputs> outputs;
   std::vector<SlotSequence> spikes; // of the step
   Sequence after;
   const ComputeSet convert = graph.addComputeSet({info, "floatsOfIds"});
   for (Layer &layer : net.layers) {
     const Samples &samples = layer.selection;
-    const std::size_t slots = layer.config.slots;
+    const size_t slots = layer.config.slots;
     spikes.push_back({samples,
                       slots,
-                      samples.variable(graph, poplar::INT, 1, slots, {info, "ids"}),
-                      samples.variable(graph, poplar::INT, 1, 2, {info, "counts"}),
+                      samples.variable(graph, INT, 1, slots, {info, "ids"}),
+                      samples.variable(graph, INT, 1, 2, {info, "counts"}),
                       {},
                       {}});
   }
-  for (std::size_t l = 0; l < net.layers.size(); ++l) {
+  for (size_t l = 0; l < net.layers.size(); ++l) {
     Layer &layer = net.layers[l];
-    const poplar::DebugInfo inLayer({info, nameOf(l)}, "snnipu");
-    const poplar::Type weightType = layer.groups[0].weight[0].elementType();
+    const DebugInfo inLayer({info, nameOf(l)}, "snnipu");
+    const Type weightType = layer.groups[0].weight[0].elementType();
     const Tensor noWeight = emptyVariable(graph, weightType);
     const SlotSequence &from = l == 0 ? currentInput : spikes[l - 1];
     const bool unit = l > 0 || options.unitInput, recurrent = layer.config.recurrent;
     std::vector<BlockArray> histories;
     std::vector<Tensor> firedWords, carriedWords; // [rows][words] of each group
-    for (std::size_t g = 0; g < layer.groups.size(); ++g) {
+    for (size_t g = 0; g < layer.groups.size(); ++g) {
       Group &group = layer.groups[g];
       const std::vector<Block> &blocks = group.blocks;
       for (const Block &block : blocks) {
-        const Tensor second = variableOn(graph, block.tile, poplar::FLOAT, {block.lanes}, {info, "gradThreshold"});
+        const Tensor second = variableOn(graph, block.tile, FLOAT, {block.lanes}, {info, "gradThreshold"});
         // If there is no second threshold, every neuron carries gradient.
         copies.fill(graph, layer.config.second ? layer.config.gradThreshold : -std::numeric_limits<float>::infinity(),
                     second.slice(0, block.neurons));
@@ -451,27 +428,26 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
           copies.fill(graph, never, second.slice(block.neurons, block.lanes));
         group.gradThreshold.push_back(second);
       }
-      const BlockArray state(graph, blocks, poplar::FLOAT, group.rows(), {info, "state"});
-      histories.emplace_back(graph, blocks, poplar::FLOAT, steps * group.rows(),
-                             poplar::DebugContext{inLayer, "membranes of all steps"});
+      const BlockArray state(graph, blocks, FLOAT, group.rows(), {info, "state"});
+      histories.emplace_back(graph, blocks, FLOAT, steps * group.rows(),
+                             DebugContext{inLayer, "membranes of all steps"});
       zeroBlocks(graph, blocks, state.parts(), prepare);
       std::vector<Tensor> fired, carried; // [rows][words] of each block
-      for (std::size_t i = 0; i < blocks.size(); ++i) {
+      for (size_t i = 0; i < blocks.size(); ++i) {
         const Block &block = blocks[i];
-        const std::size_t words = block.neurons > 32 ? 2 : 1;
+        const size_t words = block.neurons > 32 ? 2 : 1;
         for (std::vector<Tensor> *bits : {&fired, &carried})
-          bits->push_back(variableOn(graph, block.tile, poplar::UNSIGNED_INT, {group.rows(), words}, {info, "bits"}));
-        VertexBuilder(graph, prepare, vertexName("ClampUnit", poplar::FLOAT), block.tile)
+          bits->push_back(variableOn(graph, block.tile, UNSIGNED_INT, {group.rows(), words}, {info, "bits"}));
+        VertexBuilder(graph, prepare, vertexName("ClampUnit", FLOAT), block.tile)
             .connect("values", group.beta[i])
             .count("size", block.lanes);
-        VertexBuilder(graph, lif, vertexName("SparseLifForward", weightType, poplar::UNSIGNED_INT, options.reset),
-                      block.tile)
+        VertexBuilder(graph, lif, vertexName("SparseLifForward", weightType, UNSIGNED_INT, options.reset), block.tile)
             .connect("weight", group.weight[i].flatten())
             .connect("bias", group.bias[i])
             .connect("beta", group.beta[i])
             .connect("threshold", group.threshold[i])
             .connect("gradThreshold", group.gradThreshold[i])
-            .connect("ids", group.part(from.ids, from.slots).reinterpret(poplar::UNSIGNED_INT))
+            .connect("ids", group.part(from.ids, from.slots).reinterpret(UNSIGNED_INT))
             .connect("values", unit ? unused : group.part(from.values, from.slots))
             .connect("counts", group.part(from.counts, 2))
             .connect("recurrentWeight", recurrent ? group.recurrentWeight[i].flatten() : noWeight)
@@ -497,26 +473,26 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
       carriedWords.push_back(mergeBits(graph, merge, blocks, carried, 1, info));
     }
     // Selection: each tile selects for its samples.
-    const std::size_t words = (layer.config.neurons + 31) / 32, slots = layer.config.slots;
+    const size_t words = (layer.config.neurons + 31) / 32, slots = layer.config.slots;
     const Tensor allFired = concat(firedWords), allCarried = concat(carriedWords);
     const Samples &samples = layer.selection;
-    const auto floatsOfSteps = [&](std::size_t width) {
-      return samples.variable(graph, poplar::FLOAT, steps, width, {inLayer, "spikes of all steps"});
+    const auto floatsOfSteps = [&](size_t width) {
+      return samples.variable(graph, FLOAT, steps, width, {inLayer, "spikes of all steps"});
     };
-    const Tensor values = samples.variable(graph, poplar::FLOAT, 1, slots, {info, "values"});
-    const Tensor dropped = samples.variable(graph, poplar::INT, 1, 2, {info, "dropped"});
+    const Tensor values = samples.variable(graph, FLOAT, 1, slots, {info, "values"});
+    const Tensor dropped = samples.variable(graph, INT, 1, 2, {info, "dropped"});
     const Tensor idsOut = floatsOfSteps(slots), recorded = floatsOfSteps(slots), countsOut = floatsOfSteps(2),
                  droppedOut = floatsOfSteps(2);
-    const bool half = input.values.elementType() == poplar::HALF;
+    const bool half = input.values.elementType() == HALF;
     const Tensor valuesOut =
-        half ? samples.variable(graph, poplar::HALF, steps, slots, {inLayer, "spikes of all steps, half"}) : recorded;
+        half ? samples.variable(graph, HALF, steps, slots, {inLayer, "spikes of all steps, half"}) : recorded;
     std::vector<Tensor> starts;
     for (const Samples::Piece &piece : samples.pieces()) {
-      const std::size_t rows = piece.end - piece.begin;
-      const Tensor start = variableOn(graph, piece.tile, poplar::UNSIGNED_INT, {1}, {info, "start"});
+      const size_t rows = piece.end - piece.begin;
+      const Tensor start = variableOn(graph, piece.tile, UNSIGNED_INT, {1}, {info, "start"});
       starts.push_back(start);
-      const auto part = [&](const Tensor &of, std::size_t width) { return samples.part(of, piece, width); };
-      VertexBuilder(graph, select, vertexName("SelectSpikes", poplar::FLOAT), piece.tile)
+      const auto part = [&](const Tensor &of, size_t width) { return samples.part(of, piece, width); };
+      VertexBuilder(graph, select, vertexName("SelectSpikes", FLOAT), piece.tile)
           .connect("fired", allFired.slice(piece.begin, piece.end, 0).flatten())
           .connect("carried", allCarried.slice(piece.begin, piece.end, 0).flatten())
           .connect("ids", part(spikes[l].ids, slots))
@@ -533,9 +509,9 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
       if (half)
         addCast(graph, convert, part(recorded, slots), part(valuesOut, slots), piece.tile);
       // Store integers of a step, to be converted to floats after the last step.
-      const auto recordAsFloats = [&](const Tensor &integers, const Tensor &out, std::size_t width) {
-        const Tensor sequence = variableOn(graph, piece.tile, poplar::INT, {steps * rows * width},
-                                           {inLayer, "spikes of all steps, integers"});
+      const auto recordAsFloats = [&](const Tensor &integers, const Tensor &out, size_t width) {
+        const Tensor sequence =
+            variableOn(graph, piece.tile, INT, {steps * rows * width}, {inLayer, "spikes of all steps, integers"});
         storeStep(graph, record, step, part(integers, width), sequence, 1, piece.tile);
         VertexBuilder(graph, convert, "snnipu::FloatsOfIds", piece.tile)
             .connect("from", sequence)
@@ -546,13 +522,13 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
       recordAsFloats(spikes[l].counts, countsOut, 2);
       recordAsFloats(dropped, droppedOut, 2);
     }
-    const Tensor zeroWord = graph.addConstant(poplar::UNSIGNED_INT, {1}, 0u, {info, "zero"});
+    const Tensor zeroWord = graph.addConstant(UNSIGNED_INT, {1}, 0u, {info, "zero"});
     graph.setTileMapping(zeroWord, static_cast<unsigned>(samples.pieces()[0].tile));
-    const Tensor allStarts = concat(starts), counts = spikes[l].counts.flatten().reinterpret(poplar::UNSIGNED_INT);
+    const Tensor allStarts = concat(starts), counts = spikes[l].counts.flatten().reinterpret(UNSIGNED_INT);
     // Before the first step no neuron has fired.
-    copies.add(zeroWord.broadcast(static_cast<unsigned>(allStarts.numElements() + counts.numElements()), 0)
-                   .reinterpret(poplar::FLOAT),
-               concat(allStarts, counts).reinterpret(poplar::FLOAT));
+    copies.add(
+        zeroWord.broadcast(static_cast<unsigned>(allStarts.numElements() + counts.numElements()), 0).reinterpret(FLOAT),
+        concat(allStarts, counts).reinterpret(FLOAT));
     outputs.push_back({{idsOut.reshape({steps, batch, slots}), valuesOut.reshape({steps, batch, slots}),
                         countsOut.reshape({steps, batch, 2}), droppedOut.reshape({steps, batch, 2})},
                        wholeOf(histories, steps)});
@@ -562,22 +538,20 @@ std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensor
   copies.run(prog, {info, "loadParameters"});
   step.set(0, prog);
   prog.add(Execute(prepare));
-  prog.add(poplar::program::Repeat(
-      static_cast<unsigned>(steps),
-      Sequence({Execute(load), Execute(lif), Execute(merge), Execute(select), Execute(record)}), {info, "steps"}));
+  prog.add(Repeat(static_cast<unsigned>(steps),
+                  Sequence({Execute(load), Execute(lif), Execute(merge), Execute(select), Execute(record)}),
+                  {info, "steps"}));
   prog.add(Execute(convert));
   return outputs;
 }
 
-NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tensor> &gradValues,
-                                   const SlotTensors &input, const std::vector<NetworkParameters> &parameters,
+NetworkGradients sparseNetworkGrad(Graph &graph, const std::vector<Tensor> &gradValues, const SlotTensors &input,
+                                   const std::vector<NetworkParameters> &parameters,
                                    const std::vector<NetworkOutputs> &outputs, Sequence &prog,
-                                   const SparseNetworkOptions &options, const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
+                                   const SparseNetworkOptions &options, const DebugContext &debug) {
+  const DebugInfo info(debug, "snnipu");
   Network net(graph, input, parameters, options);
-  const std::size_t steps = net.steps, batch = net.batch, count = net.layers.size();
-  if (gradValues.size() != count || outputs.size() != count)
-    refuse("there must be a gradient, or none, and outputs for each layer");
+  const size_t steps = net.steps, batch = net.batch, count = net.layers.size();
   Copies copies;
   net.load(graph, parameters, copies, info);
   StepCounters step(graph, info);
@@ -587,21 +561,20 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
                    weights = graph.addComputeSet({info, "weights"}), sumInput = graph.addComputeSet({info, "sumInput"}),
                    sumAllInput = graph.addComputeSet({info, "sumAllInput"}),
                    record = graph.addComputeSet({info, "record"});
-  const SlotSequence currentInput =
-      net.sequence(graph, net.inputSamples, input, net.layers[0].config.inputs, !options.unitInput, true, prog,
-                   poplar::DebugInfo({info, "input"}, "snnipu"))
-          .load(graph, load, step, 0, {info, "inputOfStep"});
-  const Tensor unused = emptyVariable(graph, poplar::FLOAT), noOrder = emptyVariable(graph, poplar::INT);
+  const SlotSequence currentInput = net.sequence(graph, net.inputSamples, input, net.layers[0].config.inputs,
+                                                 !options.unitInput, true, prog, DebugInfo({info, "input"}, "snnipu"))
+                                        .load(graph, load, step, 0, {info, "inputOfStep"});
+  const Tensor unused = emptyVariable(graph, FLOAT), noOrder = emptyVariable(graph, INT);
   const Tensor zero = zeros(graph, {1}, {info, "noGradient"});
 
   // The layers' spikes of this step, and of the step before for the next layer, with their upstream gradients.
   std::vector<SlotSequence> currentSpikes, previousSpikes;
   std::vector<Tensor> upstream; // of the step, or invalid
-  for (std::size_t l = 0; l < count; ++l) {
+  for (size_t l = 0; l < count; ++l) {
     const Layer &layer = net.layers[l];
     const SlotTensors spikes = {outputs[l].spikes.ids, outputs[l].spikes.ids, outputs[l].spikes.counts, {}};
-    checkSlots("sparse_network", spikes);
-    const poplar::DebugInfo inLayer({info, nameOf(l)}, "snnipu");
+    checkSlots(network, spikes);
+    const DebugInfo inLayer({info, nameOf(l)}, "snnipu");
     SlotSequence sequence =
         net.sequence(graph, layer.selection, spikes, layer.config.neurons, false, false, prog, inLayer);
     previousSpikes.push_back(l + 1 < count || layer.config.recurrent
@@ -616,19 +589,18 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
   // Partial gradients of slots' values, from a layer's blocks: the slots of its input, or its own of the step before.
   // For each group [blocks][rows * slots].
   struct PartialGradients {
-    std::size_t layer, slots;
+    size_t layer, slots;
     std::vector<Tensor> groups;
   };
   std::vector<PartialGradients> partial(count), recurrentPartial(count);
-  const auto hasInputGradient = [&](std::size_t l) { return l > 0 || options.inputGradient; };
-  const auto partialOf = [&](std::size_t l, std::size_t slots) {
+  const auto hasInputGradient = [&](size_t l) { return l > 0 || options.inputGradient; };
+  const auto partialOf = [&](size_t l, size_t slots) {
     PartialGradients result{l, slots, {}};
     for (const Group &group : net.layers[l].groups) {
       const std::vector<Block> &blocks = group.blocks;
-      const Tensor partials =
-          graph.addVariable(poplar::FLOAT, {blocks.size(), group.rows() * slots}, {info, "partial"});
+      const Tensor partials = graph.addVariable(FLOAT, {blocks.size(), group.rows() * slots}, {info, "partial"});
       std::vector<Tensor> parts;
-      for (std::size_t i = 0; i < blocks.size(); ++i) {
+      for (size_t i = 0; i < blocks.size(); ++i) {
         graph.setTileMapping(partials[i], static_cast<unsigned>(blocks[i].tile));
         parts.push_back(partials[i]);
       }
@@ -637,7 +609,7 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
     }
     return result;
   };
-  for (std::size_t l = 0; l < count; ++l) {
+  for (size_t l = 0; l < count; ++l) {
     if (hasInputGradient(l))
       partial[l] = partialOf(l, l == 0 ? currentInput.slots : currentSpikes[l - 1].slots);
     if (net.layers[l].config.recurrent)
@@ -648,27 +620,27 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
   // then each tile sums a share over the clusters. `first` and `second` are the stages' compute sets.
   const auto addSum = [&](const PartialGradients &of, ComputeSet first, ComputeSet second,
                           const Tensor &upstreamGradient, const Tensor &counts) {
-    const std::size_t l = of.layer, slots = of.slots;
+    const size_t l = of.layer, slots = of.slots;
     std::vector<Tensor> outs;
-    for (std::size_t g = 0; g < net.layers[l].groups.size(); ++g) {
+    for (size_t g = 0; g < net.layers[l].groups.size(); ++g) {
       const Group &group = net.layers[l].groups[g];
       const std::vector<Block> &blocks = group.blocks;
-      const std::size_t size = group.rows() * slots;
-      const auto forShares = [&](std::size_t parts, const auto &body) {
-        const std::size_t share = 2 * (((size + 1) / 2 + parts - 1) / parts);
-        for (std::size_t begin = 0, i = 0; begin < size; begin += share, ++i)
+      const size_t size = group.rows() * slots;
+      const auto forShares = [&](size_t parts, const auto &body) {
+        const size_t share = 2 * (((size + 1) / 2 + parts - 1) / parts);
+        for (size_t begin = 0, i = 0; begin < size; begin += share, ++i)
           body(i, begin, std::min(size, begin + share));
       };
       Tensor addends = of.groups[g];
       if (blocks.size() > fewPartials) {
-        std::size_t clusterSize = 1;
+        size_t clusterSize = 1;
         while (clusterSize * clusterSize < blocks.size())
           ++clusterSize;
-        const std::size_t clusters = (blocks.size() + clusterSize - 1) / clusterSize;
-        const Tensor sums = graph.addVariable(poplar::FLOAT, {clusters, size}, {info, "partialOfCluster"});
-        for (std::size_t cluster = 0; cluster < clusters; ++cluster) {
-          const std::size_t begin = cluster * clusterSize, end = std::min(blocks.size(), begin + clusterSize);
-          forShares(end - begin, [&](std::size_t i, std::size_t from, std::size_t to) {
+        const size_t clusters = (blocks.size() + clusterSize - 1) / clusterSize;
+        const Tensor sums = graph.addVariable(FLOAT, {clusters, size}, {info, "partialOfCluster"});
+        for (size_t cluster = 0; cluster < clusters; ++cluster) {
+          const size_t begin = cluster * clusterSize, end = std::min(blocks.size(), begin + clusterSize);
+          forShares(end - begin, [&](size_t i, size_t from, size_t to) {
             const Tensor part = sums[cluster].slice(from, to);
             graph.setTileMapping(part, static_cast<unsigned>(blocks[begin + i].tile));
             addSumRows(graph, first, addends.slice(begin, end, 0).slice(from, to, 1).flatten(), end - begin, part, 1.0f,
@@ -677,10 +649,10 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
         }
         addends = sums;
       }
-      const Tensor out = graph.addVariable(poplar::FLOAT, {1, size}, {info, "gradValues"});
+      const Tensor out = graph.addVariable(FLOAT, {1, size}, {info, "gradValues"});
       addSumSlots(
           graph, second, addends, group.part(counts, 2), slots, out.flatten(), blocks.size(),
-          [&](std::size_t i) { return blocks[i].tile; },
+          [&](size_t i) { return blocks[i].tile; },
           upstreamGradient.valid() ? group.part(upstreamGradient, slots) : upstreamGradient,
           net.layers[l].config.inputScale);
       outs.push_back(out);
@@ -694,10 +666,10 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
   };
   std::vector<Sums> sums(count);
   bool hasThirdSum = false;
-  for (std::size_t l = 0; l < count; ++l) {
+  for (size_t l = 0; l < count; ++l) {
     const Layer &layer = net.layers[l];
-    const poplar::DebugInfo inLayer({info, nameOf(l)}, "snnipu");
-    const std::size_t slots = currentSpikes[l].slots;
+    const DebugInfo inLayer({info, nameOf(l)}, "snnipu");
+    const size_t slots = currentSpikes[l].slots;
     Tensor total;
     const bool recurrent = layer.config.recurrent;
     if (l + 1 < count)
@@ -711,11 +683,11 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
     hasThirdSum = hasThirdSum || (recurrent && l + 1 < count);
     const SlotSequence &from = l == 0 ? currentInput : previousSpikes[l - 1];
     const bool unit = l > 0 || options.unitInput;
-    for (std::size_t g = 0; g < layer.groups.size(); ++g) {
+    for (size_t g = 0; g < layer.groups.size(); ++g) {
       const Group &group = layer.groups[g];
       const std::vector<Block> &blocks = group.blocks;
-      const auto rowsOfBlocks = [&](std::size_t rows, const char *name) {
-        return BlockArray(graph, blocks, poplar::FLOAT, rows, {inLayer, name}).parts();
+      const auto rowsOfBlocks = [&](size_t rows, const char *name) {
+        return BlockArray(graph, blocks, FLOAT, rows, {inLayer, name}).parts();
       };
       Sums &layerSums = sums[l];
       layerSums.weight.push_back(rowsOfBlocks(layer.config.inputs, "weight gradients"));
@@ -734,9 +706,9 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
           outputs[l].mem.slice(group.begin, group.end, 1).reshape({steps * group.rows(), layer.config.neurons});
       const std::vector<Tensor> mem =
           distribute(graph, blocks, history, 0.0f, copies, {inLayer, "membranes of all steps"});
-      for (std::size_t i = 0; i < blocks.size(); ++i) {
+      for (size_t i = 0; i < blocks.size(); ++i) {
         const Block &block = blocks[i];
-        VertexBuilder(graph, lif, vertexName("SparseLifStepBackward", poplar::FLOAT, options.reset, options.surrogate),
+        VertexBuilder(graph, lif, vertexName("SparseLifStepBackward", FLOAT, options.reset, options.surrogate),
                       block.tile)
             .connect("beta", group.beta[i])
             .connect("threshold", group.threshold[i])
@@ -758,9 +730,9 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
             .count("firstId", block.first)
             .count("neurons", block.neurons);
         // Add the gradients of the weights that spikes gather, and of the spikes' values.
-        const auto addWeights = [&](const SlotSequence &spikes, bool unitValues, const Tensor &weight,
-                                    std::size_t inputs, const Tensor &gradWeight, const PartialGradients &partials) {
-          VertexBuilder(graph, weights, vertexName("SparseLinearWeightUpdate", poplar::FLOAT), block.tile)
+        const auto addWeights = [&](const SlotSequence &spikes, bool unitValues, const Tensor &weight, size_t inputs,
+                                    const Tensor &gradWeight, const PartialGradients &partials) {
+          VertexBuilder(graph, weights, vertexName("SparseLinearWeightUpdate", FLOAT), block.tile)
               .connect("ids", group.part(spikes.ids, spikes.slots))
               .connect("values", unitValues ? unused : group.part(spikes.values, spikes.slots))
               .connect("counts", group.part(spikes.counts, 2))
@@ -775,12 +747,11 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
               .set("unitValues", unitValues)
               .set("ascending", !spikes.order.valid());
           if (!partials.groups.empty())
-            VertexBuilder(graph, weights,
-                          vertexName("SparseLinearValueGradient", weight.elementType(), poplar::UNSIGNED_INT),
+            VertexBuilder(graph, weights, vertexName("SparseLinearValueGradient", weight.elementType(), UNSIGNED_INT),
                           block.tile)
                 .connect("weight", weight.flatten())
                 .connect("grad", grad[i].flatten())
-                .connect("ids", group.part(spikes.ids, spikes.slots).reinterpret(poplar::UNSIGNED_INT))
+                .connect("ids", group.part(spikes.ids, spikes.slots).reinterpret(UNSIGNED_INT))
                 .connect("counts", group.part(spikes.counts, 2))
                 .connect("gradValues", partials.groups[g][i])
                 .count("rows", group.rows())
@@ -801,17 +772,17 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
   body.add(Execute(lif));
   body.add(Execute(weights));
   NetworkGradients out;
-  const poplar::Type valueType = input.values.elementType();
+  const Type valueType = input.values.elementType();
   out.inputValues = zeros(graph, input.values.shape(), {info, "gradInput"}, valueType);
   const ComputeSet cast = graph.addComputeSet({info, "inHalf"});
   if (options.inputGradient) {
     const Tensor gradInput = addSum(partial[0], sumInput, sumAllInput, {}, currentInput.counts);
-    const Tensor all = net.inputSamples.variable(graph, poplar::FLOAT, steps, currentInput.slots, {info, "gradInput"});
+    const Tensor all = net.inputSamples.variable(graph, FLOAT, steps, currentInput.slots, {info, "gradInput"});
     for (const Samples::Piece &piece : net.inputSamples.pieces())
       storeStep(graph, record, step, net.inputSamples.part(gradInput, piece, currentInput.slots),
                 net.inputSamples.part(all, piece, currentInput.slots), ~0u, piece.tile);
     Tensor converted = all;
-    if (valueType == poplar::HALF) {
+    if (valueType == HALF) {
       converted = net.inputSamples.variable(graph, valueType, steps, currentInput.slots, {info, "gradInputInHalf"});
       for (const Samples::Piece &piece : net.inputSamples.pieces())
         addCast(graph, cast, net.inputSamples.part(all, piece, currentInput.slots),
@@ -826,12 +797,12 @@ NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<Tenso
   copies.run(prog, {info, "loadParameters"});
   step.set(steps - 1, prog);
   prog.add(Execute(prepare));
-  prog.add(poplar::program::Repeat(static_cast<unsigned>(steps), body, {info, "steps"}));
+  prog.add(Repeat(static_cast<unsigned>(steps), body, {info, "steps"}));
   const ComputeSet sumGroups = graph.addComputeSet({info, "groups"});
-  for (std::size_t l = 0; l < count; ++l) {
+  for (size_t l = 0; l < count; ++l) {
     const SharedBlocks blocks = sharedBlocks(net.layers[l].groups);
     const NetworkParameters &like = parameters[l];
-    const auto weightOf = [&](const std::vector<std::vector<Tensor>> &arrays, const poplar::Type &type) {
+    const auto weightOf = [&](const std::vector<std::vector<Tensor>> &arrays, const Type &type) {
       return blocks.sumOfGroups(graph, arrays, type, sumGroups, cast, {info, "gradWeight"});
     };
     NetworkParameters gradients;

@@ -18,17 +18,17 @@ namespace graph {
 // samples of the batch, with neurons[i] on its tile i. Tile firstSelectionTile + i selects the spikes of rows[i]
 // samples.
 struct LayerPlan {
-  std::size_t firstTile = 0;
-  std::vector<std::size_t> neurons;
-  std::vector<std::size_t> groups;
-  std::size_t firstSelectionTile = 0;
-  std::vector<std::size_t> rows;
+  size_t firstTile = 0;
+  std::vector<size_t> neurons;
+  std::vector<size_t> groups;
+  size_t firstSelectionTile = 0;
+  std::vector<size_t> rows;
 };
 
 struct NetworkLayer {
-  std::size_t inputs = 0, neurons = 0;
-  std::size_t slots = 0; // for its spikes
-  bool second = false;   // true: there is a second threshold, gradThreshold
+  size_t inputs = 0, neurons = 0;
+  size_t slots = 0;    // for its spikes
+  bool second = false; // true: there is a second threshold, gradThreshold
   float gradThreshold = 0;
   float inputScale = 1;
   bool recurrent = false;
@@ -46,44 +46,42 @@ struct SparseNetworkOptions {
 };
 
 struct NetworkParameters {
-  poplar::Tensor weight;          // FLOAT or HALF [neurons, inputs]
-  poplar::Tensor beta, threshold; // FLOAT, one element or one for each neuron
-  poplar::Tensor bias;            // FLOAT [neurons], or invalid
-  poplar::Tensor recurrentWeight; // of weight's type, [neurons, neurons]; only of a recurrent layer
+  Tensor weight;          // FLOAT or HALF [neurons, inputs]
+  Tensor beta, threshold; // FLOAT, one element or one for each neuron
+  Tensor bias;            // FLOAT [neurons], or invalid
+  Tensor recurrentWeight; // of weight's type, [neurons, neurons]; only of a recurrent layer
 };
 
 struct NetworkOutputs {
   SlotTensors spikes;
-  poplar::Tensor mem; // FLOAT [steps, batch, neurons], for the backward pass and in its layout
+  Tensor mem; // FLOAT [steps, batch, neurons], for the backward pass and in its layout
 };
 
 // Return a variable for the weight of a layer, or its recurrent weight, in the network's layout.
-poplar::Tensor createNetworkWeight(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
-                                   bool recurrent, std::size_t batch, const poplar::Type &type,
-                                   const poplar::DebugContext &debug);
+Tensor createNetworkWeight(Graph &graph, const SparseNetworkOptions &options, size_t layer, bool recurrent,
+                           size_t batch, const Type &type, const DebugContext &debug);
 
 // Return the outputs of the layers. Values of their spikes have the type of the input's; membranes, sums and gradients
 // are in float. Throw std::invalid_argument for wrong shapes, types or plans.
-std::vector<NetworkOutputs> sparseNetwork(poplar::Graph &graph, const SlotTensors &input,
-                                          const std::vector<NetworkParameters> &parameters,
-                                          poplar::program::Sequence &prog, const SparseNetworkOptions &options,
-                                          const poplar::DebugContext &debug);
+std::vector<NetworkOutputs> sparseNetwork(Graph &graph, const SlotTensors &input,
+                                          const std::vector<NetworkParameters> &parameters, Sequence &prog,
+                                          const SparseNetworkOptions &options, const DebugContext &debug);
 
 // Return a variable for the membranes of a layer, NetworkOutputs::mem, in the layout of the backward pass.
-poplar::Tensor createNetworkMembranes(poplar::Graph &graph, const SparseNetworkOptions &options, std::size_t layer,
-                                      std::size_t steps, std::size_t batch, const poplar::DebugContext &debug);
+Tensor createNetworkMembranes(Graph &graph, const SparseNetworkOptions &options, size_t layer, size_t steps,
+                              size_t batch, const DebugContext &debug);
 
 struct NetworkGradients {
-  poplar::Tensor inputValues; // in the values' type; zeros without options.inputGradient
+  Tensor inputValues; // in the values' type; zeros without options.inputGradient
   std::vector<NetworkParameters> parameters;
 };
 
 // Return the gradients of input values and parameters. gradValues: of each layer's values, or invalid. outputs: of the
 // forward pass; ids, counts and mem are read.
-NetworkGradients sparseNetworkGrad(poplar::Graph &graph, const std::vector<poplar::Tensor> &gradValues,
-                                   const SlotTensors &input, const std::vector<NetworkParameters> &parameters,
-                                   const std::vector<NetworkOutputs> &outputs, poplar::program::Sequence &prog,
-                                   const SparseNetworkOptions &options, const poplar::DebugContext &debug);
+NetworkGradients sparseNetworkGrad(Graph &graph, const std::vector<Tensor> &gradValues, const SlotTensors &input,
+                                   const std::vector<NetworkParameters> &parameters,
+                                   const std::vector<NetworkOutputs> &outputs, Sequence &prog,
+                                   const SparseNetworkOptions &options, const DebugContext &debug);
 
 } // namespace graph
 } // namespace snnipu

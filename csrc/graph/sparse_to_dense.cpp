@@ -1,17 +1,13 @@
 #include "graph/sparse_to_dense.hpp"
 
-#include <stdexcept>
-
 namespace snnipu {
 namespace graph {
 
-using poplar::Tensor;
-
-Tensor sparseToDense(poplar::Graph &graph, const SlotTensors &spikes, std::size_t neurons,
-                     poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
+Tensor sparseToDense(Graph &graph, const SlotTensors &spikes, size_t neurons, Sequence &prog,
+                     const DebugContext &debug) {
   checkSlots("sparse_to_dense", spikes);
-  const poplar::DebugInfo info(debug, "snnipu");
-  const std::size_t steps = spikes.ids.dim(0), batch = spikes.ids.dim(1);
+  const DebugInfo info(debug, "snnipu");
+  const size_t steps = spikes.ids.dim(0), batch = spikes.ids.dim(1);
   const RowMapping mapping(graph, steps * batch);
   const SlotTensors at = rowsOfSlots(graph, mapping, spikes, neurons, prog, info);
   return scatterSlots(graph, mapping, at.values, at.ids, at.counts, neurons, spikes.values.elementType(), prog,
@@ -19,16 +15,14 @@ Tensor sparseToDense(poplar::Graph &graph, const SlotTensors &spikes, std::size_
       .reshape({steps, batch, neurons});
 }
 
-Tensor sparseToDenseGrad(poplar::Graph &graph, const Tensor &dense, const Tensor &ids, const Tensor &counts,
-                         poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
+Tensor sparseToDenseGrad(Graph &graph, const Tensor &dense, const Tensor &ids, const Tensor &counts, Sequence &prog,
+                         const DebugContext &debug) {
   checkSlots("sparse_to_dense", {ids, ids, counts, {}});
-  const poplar::DebugInfo info(debug, "snnipu");
-  const std::size_t rows = ids.dim(0) * ids.dim(1), neurons = dense.dim(2);
-  const poplar::Type type = dense.elementType();
-  if ((type != poplar::FLOAT && type != poplar::HALF) || dense.numElements() != rows * neurons)
-    throw std::invalid_argument(
-        "sparse_to_dense: the dense tensor must be FLOAT or HALF [steps, batch, neurons], got " +
-        dense.elementType().toString() + " " + dense.shapeToString());
+  const DebugInfo info(debug, "snnipu");
+  const size_t rows = ids.dim(0) * ids.dim(1), neurons = dense.dim(2);
+  const Type type = dense.elementType();
+  if (dense.numElements() != rows * neurons)
+    refuse("sparse_to_dense", "the dense tensor must be [steps, batch, neurons], got " + dense.shapeToString());
   const RowMapping mapping(graph, rows);
   const SlotTensors at = rowsOfSlots(graph, mapping, {ids, {}, counts, {}}, neurons, prog, info);
   const Tensor values =

@@ -8,14 +8,13 @@ namespace snnipu {
 namespace graph {
 
 // Return the values of the carried slots as [steps, batch, neurons], in their type.
-poplar::Tensor sparseToDense(poplar::Graph &graph, const SlotTensors &spikes, std::size_t neurons,
-                             poplar::program::Sequence &prog, const poplar::DebugContext &debug);
+Tensor sparseToDense(Graph &graph, const SlotTensors &spikes, size_t neurons, Sequence &prog,
+                     const DebugContext &debug);
 
 // Return dense at the carried slots, 0 in padding: [steps, batch, slots] of its type. dense: FLOAT or HALF [steps,
 // batch, neurons].
-poplar::Tensor sparseToDenseGrad(poplar::Graph &graph, const poplar::Tensor &dense, const poplar::Tensor &ids,
-                                 const poplar::Tensor &counts, poplar::program::Sequence &prog,
-                                 const poplar::DebugContext &debug);
+Tensor sparseToDenseGrad(Graph &graph, const Tensor &dense, const Tensor &ids, const Tensor &counts, Sequence &prog,
+                         const DebugContext &debug);
 
 } // namespace graph
 } // namespace snnipu

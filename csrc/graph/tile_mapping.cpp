@@ -8,66 +8,62 @@
 namespace snnipu {
 namespace graph {
 
-using poplar::Tensor;
-
-ElementMapping::ElementMapping(const poplar::Graph &graph, std::size_t elements, const poplar::Type &type)
+ElementMapping::ElementMapping(const Graph &graph, size_t elements, const Type &type)
     : elements_(elements), tiles_(graph.getTarget().getNumTiles()) {
-  const std::size_t unit = type == poplar::HALF ? 4 : 2, units = (elements + unit - 1) / unit;
-  share_ = std::max<std::size_t>(1, (units + tiles_ - 1) / tiles_) * unit;
-  for (std::size_t begin = 0; begin < elements; begin += share_)
+  const size_t unit = type == HALF ? 4 : 2, units = (elements + unit - 1) / unit;
+  share_ = std::max<size_t>(1, (units + tiles_ - 1) / tiles_) * unit;
+  for (size_t begin = 0; begin < elements; begin += share_)
     begins_.push_back(begin);
-  const std::size_t last = elements % share_;
+  const size_t last = elements % share_;
   if (last % 2 != 0 && last > 1)
     begins_.push_back(elements - 1);
   begins_.push_back(elements);
 }
 
-Tensor ElementMapping::variable(poplar::Graph &graph, const poplar::Type &type, std::size_t rows,
-                                const poplar::DebugContext &debug) const {
+Tensor ElementMapping::variable(Graph &graph, const Type &type, size_t rows, const DebugContext &debug) const {
   const Tensor all = graph.addVariable(type, {rows * elements_}, debug);
-  for (std::size_t piece = 0; piece < pieces(); ++piece)
+  for (size_t piece = 0; piece < pieces(); ++piece)
     graph.setTileMapping(all.slice(rows * begin(piece), rows * end(piece)), static_cast<unsigned>(tile(piece)));
-  const std::size_t whole = elements_ / share_;
+  const size_t whole = elements_ / share_;
   std::vector<Tensor> parts;
   if (whole > 0)
     parts.push_back(all.slice(0, rows * share_ * whole)
                         .reshape({whole, rows, share_})
                         .dimShuffle({1, 0, 2})
                         .reshape({rows, whole * share_}));
-  for (std::size_t piece = whole; piece < pieces(); ++piece)
+  for (size_t piece = whole; piece < pieces(); ++piece)
     parts.push_back(all.slice(rows * begin(piece), rows * end(piece)).reshape({rows, count(piece)}));
   return concat(parts, 1);
 }
 
-Tensor ElementMapping::part(const Tensor &rows, std::size_t piece) const {
+Tensor ElementMapping::part(const Tensor &rows, size_t piece) const {
   return rows.slice(begin(piece), end(piece), 1).flatten();
 }
 
-Tensor cyclic(const Tensor &tensor, std::size_t begin, std::size_t count) {
+Tensor cyclic(const Tensor &tensor, size_t begin, size_t count) {
   const Tensor flat = tensor.flatten();
-  const std::size_t size = flat.numElements();
+  const size_t size = flat.numElements();
   if (size == 1)
     return flat.broadcast(static_cast<unsigned>(count), 0);
   std::vector<Tensor> pieces;
-  for (std::size_t at = begin; at < begin + count;) {
-    const std::size_t from = at % size, length = std::min(size - from, begin + count - at);
+  for (size_t at = begin; at < begin + count;) {
+    const size_t from = at % size, length = std::min(size - from, begin + count - at);
     pieces.push_back(flat.slice(from, from + length));
     at += length;
   }
   return concat(pieces);
 }
 
-Tensor emptyVariable(poplar::Graph &graph, const poplar::Type &type) { return variableOn(graph, 0, type, {0}); }
+Tensor emptyVariable(Graph &graph, const Type &type) { return variableOn(graph, 0, type, {0}); }
 
-Tensor variableOn(poplar::Graph &graph, std::size_t tile, const poplar::Type &type, poplar::ArrayRef<std::size_t> shape,
-                  const poplar::DebugContext &debug) {
+Tensor variableOn(Graph &graph, size_t tile, const Type &type, ArrayRef<size_t> shape, const DebugContext &debug) {
   const Tensor variable = graph.addVariable(type, shape, debug);
   graph.setTileMapping(variable, static_cast<unsigned>(tile));
   return variable;
 }
 
-void addSumRows(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &in, std::size_t rows, const Tensor &out,
-                float scale, std::size_t tile) {
+void addSumRows(Graph &graph, ComputeSet cs, const Tensor &in, size_t rows, const Tensor &out, float scale,
+                size_t tile) {
   VertexBuilder(graph, cs, vertexName("SumRows", in.elementType()), tile)
       .connect("in", in)
       .connect("out", out)
@@ -76,7 +72,7 @@ void addSumRows(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &in, s
       .count("columns", out.numElements());
 }
 
-void addCast(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &from, const Tensor &to, std::size_t tile) {
+void addCast(Graph &graph, ComputeSet cs, const Tensor &from, const Tensor &to, size_t tile) {
   VertexBuilder(graph, cs, vertexName("Cast", from.elementType(), to.elementType()), tile)
       .connect("from", from.flatten())
       .connect("to", to.flatten())
@@ -84,13 +80,12 @@ void addCast(poplar::Graph &graph, poplar::ComputeSet cs, const Tensor &from, co
 }
 
 // Return the sums of parts[i] on tile i: several numbers, one for each worker that has enough to add.
-static Tensor sumParts(poplar::Graph &graph, const std::vector<Tensor> &parts, poplar::program::Sequence &prog,
-                       const poplar::DebugContext &debug) {
-  const std::size_t tiles = graph.getTarget().getNumTiles(), workers = graph.getTarget().getNumWorkerContexts();
+static Tensor sumParts(Graph &graph, const std::vector<Tensor> &parts, Sequence &prog, const DebugContext &debug) {
+  const size_t tiles = graph.getTarget().getNumTiles(), workers = graph.getTarget().getNumWorkerContexts();
   std::vector<Tensor> sums;
-  const poplar::ComputeSet cs = graph.addComputeSet(debug);
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const std::size_t size = parts[i].numElements(), count = std::min(workers, std::max<std::size_t>(1, size / 4));
+  const ComputeSet cs = graph.addComputeSet(debug);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const size_t size = parts[i].numElements(), count = std::min(workers, std::max<size_t>(1, size / 4));
     const Tensor out = variableOn(graph, i % tiles, parts[i].elementType(), {count}, debug);
     VertexBuilder(graph, cs, vertexName("SumParts", parts[i].elementType()), i % tiles)
         .connect("in", parts[i].flatten())
@@ -99,53 +94,52 @@ static Tensor sumParts(poplar::Graph &graph, const std::vector<Tensor> &parts, p
         .count("parts", count);
     sums.push_back(out);
   }
-  prog.add(poplar::program::Execute(cs));
+  prog.add(Execute(cs));
   return concat(sums);
 }
 
-Tensor sumOfAll(poplar::Graph &graph, const Tensor &vector, float scale, poplar::program::Sequence &prog,
-                const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
+Tensor sumOfAll(Graph &graph, const Tensor &vector, float scale, Sequence &prog, const DebugContext &debug) {
+  const DebugInfo info(debug, "snnipu");
   Tensor remaining = vector.flatten();
-  constexpr std::size_t maxElements = 48, group = 96;
+  constexpr size_t maxElements = 48, group = 96;
   while (remaining.numElements() > maxElements) {
     std::vector<Tensor> groups;
-    for (std::size_t begin = 0; begin < remaining.numElements(); begin += group)
+    for (size_t begin = 0; begin < remaining.numElements(); begin += group)
       groups.push_back(remaining.slice(begin, std::min(remaining.numElements(), begin + group)));
     remaining = sumParts(graph, groups, prog, {info, "groups"});
   }
   const Tensor total = variableOn(graph, 0, remaining.elementType(), {1}, {info, "total"});
-  const poplar::ComputeSet last = graph.addComputeSet({info, "sum"});
+  const ComputeSet last = graph.addComputeSet({info, "sum"});
   addSumRows(graph, last, remaining, remaining.numElements(), total, scale, 0);
-  prog.add(poplar::program::Execute(last));
+  prog.add(Execute(last));
   return total;
 }
 
-Tensor sumOfTiles(poplar::Graph &graph, const std::vector<Tensor> &parts, float scale, poplar::program::Sequence &prog,
-                  const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
+Tensor sumOfTiles(Graph &graph, const std::vector<Tensor> &parts, float scale, Sequence &prog,
+                  const DebugContext &debug) {
+  const DebugInfo info(debug, "snnipu");
   return sumOfAll(graph, sumParts(graph, parts, prog, {info, "tiles"}), scale, prog, debug);
 }
 
-Tensor sumModulo(poplar::Graph &graph, const ElementMapping &mapping, const Tensor &sums, const Tensor &like,
-                 float scale, poplar::program::Sequence &prog, const poplar::DebugContext &debug) {
-  const poplar::DebugInfo info(debug, "snnipu");
-  const std::size_t size = like.numElements();
-  const poplar::Type type = sums.elementType();
+Tensor sumModulo(Graph &graph, const ElementMapping &mapping, const Tensor &sums, const Tensor &like, float scale,
+                 Sequence &prog, const DebugContext &debug) {
+  const DebugInfo info(debug, "snnipu");
+  const size_t size = like.numElements();
+  const Type type = sums.elementType();
   if (size == 1) {
     std::vector<Tensor> parts;
-    for (std::size_t piece = 0; piece < mapping.pieces(); ++piece)
+    for (size_t piece = 0; piece < mapping.pieces(); ++piece)
       parts.push_back(mapping.part(sums, piece));
     return sumOfTiles(graph, parts, scale, prog, debug).reshape(like.shape());
   }
-  const std::size_t rows = sums.numElements() / size;
+  const size_t rows = sums.numElements() / size;
   const Tensor byRow = sums.reshape({rows, size});
   const ElementMapping columns(graph, size, type);
   const Tensor total = columns.variable(graph, type, 1, {info, "total"});
-  const poplar::ComputeSet cs = graph.addComputeSet({info, "sum"});
-  for (std::size_t piece = 0; piece < columns.pieces(); ++piece)
+  const ComputeSet cs = graph.addComputeSet({info, "sum"});
+  for (size_t piece = 0; piece < columns.pieces(); ++piece)
     addSumRows(graph, cs, columns.part(byRow, piece), rows, columns.part(total, piece), scale, columns.tile(piece));
-  prog.add(poplar::program::Execute(cs));
+  prog.add(Execute(cs));
   return total.reshape(like.shape());
 }
 

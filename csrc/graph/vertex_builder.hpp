@@ -1,8 +1,7 @@
 // Adds a vertex to a graph and sets its fields.
 #pragma once
 
-#include <poplar/Graph.hpp>
-
+#include "graph/poplar.hpp"
 #include <string>
 
 namespace snnipu {
@@ -11,13 +10,13 @@ namespace graph {
 class VertexBuilder {
 public:
   // Add a vertex of class `name` to a compute set and place it on a tile.
-  VertexBuilder(poplar::Graph &graph, poplar::ComputeSet cs, const std::string &name, std::size_t tile)
+  VertexBuilder(Graph &graph, ComputeSet cs, const std::string &name, size_t tile)
       : graph_(graph), vertex_(graph.addVertex(cs, name)) {
     graph.setTileMapping(vertex_, static_cast<unsigned>(tile));
   }
 
   // Connect a field with a tensor.
-  VertexBuilder &connect(const char *field, const poplar::Tensor &tensor) {
+  VertexBuilder &connect(const char *field, const Tensor &tensor) {
     graph_.connect(vertex_[field], tensor);
     return *this;
   }
@@ -27,11 +26,11 @@ public:
     return *this;
   }
   // Set a field of type unsigned.
-  VertexBuilder &count(const char *field, std::size_t value) { return set(field, static_cast<unsigned>(value)); }
+  VertexBuilder &count(const char *field, size_t value) { return set(field, static_cast<unsigned>(value)); }
 
 private:
-  poplar::Graph &graph_;
-  poplar::VertexRef vertex_;
+  Graph &graph_;
+  VertexRef vertex_;
 };
 
 } // namespace graph

@@ -5,7 +5,7 @@
 namespace snnipu {
 namespace graph {
 
-std::string argument(poplar::Type type) { return type.toString(); }
+std::string argument(Type type) { return type.toString(); }
 
 std::string argument(Reset reset) {
   switch (reset) {

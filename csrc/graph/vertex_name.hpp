@@ -2,10 +2,9 @@
 // types and enumerators, as of PopLibs' vertices. csrc/ipu_model/popc compares the names with Clang's.
 #pragma once
 
+#include "graph/poplar.hpp"
 #include "neuron/leaky.hpp"
 #include "neuron/surrogate.hpp"
-
-#include <poplar/Type.hpp>
 
 #include <string>
 
@@ -15,7 +14,7 @@ namespace graph {
 using Surrogate = SurrogateKind;
 
 // Return a template argument as popc writes it.
-std::string argument(poplar::Type type);
+std::string argument(Type type);
 std::string argument(Reset reset);
 std::string argument(Surrogate surrogate);
 inline std::string argument(bool value) { return value ? "true" : "false"; }
