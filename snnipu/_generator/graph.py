@@ -66,6 +66,16 @@ class Graph:
         raise TraceError(f"{self.name}: {what} ({_describe_line(line or _current_line())})")
 
 
+def _operator(operation: str, reflected: bool = False, is_bool: bool = False) -> Callable[["Value", Any], "Value"]:
+    """Return a method of :class:`Value` that records ``operation`` of the value and another operand."""
+
+    def method(self: "Value", other: Any) -> "Value":
+        first, second = (other, self) if reflected else (self, other)
+        return self._record(operation, first, second, is_bool=is_bool)
+
+    return method
+
+
 class Value:
     """The symbolic result of one operation. It has the operators and methods of a tensor that kernels support."""
 
@@ -117,17 +127,8 @@ class Value:
                 self.graph.refuse(f"{operation} takes comparisons only")
         return self.graph.add(operation, operands, True)
 
-    def __add__(self, other: Any) -> "Value":
-        return self._record("add", self, other)
-
-    def __radd__(self, other: Any) -> "Value":
-        return self._record("add", other, self)
-
-    def __sub__(self, other: Any) -> "Value":
-        return self._record("sub", self, other)
-
-    def __rsub__(self, other: Any) -> "Value":
-        return self._record("sub", other, self)
+    __add__, __radd__ = _operator("add"), _operator("add", reflected=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", reflected=True)
 
     def __mul__(self, other: Any) -> "Value":
         # Multiplication is the only operation for which PyTorch converts a comparison to a number.
@@ -142,8 +143,7 @@ class Value:
             return other * self.float()
         return self._record("mul", other, self)
 
-    def __truediv__(self, other: Any) -> "Value":
-        return self._record("div", self, other)
+    __truediv__ = _operator("div")
 
     def __rtruediv__(self, other: Any) -> "Value":
         # PyTorch computes number / tensor as the tensor's reciprocal times the number.
@@ -163,23 +163,10 @@ class Value:
             self.graph.refuse("pow takes an exponent that is a number, known when the step is written")
         return self._record("pow", self, exponent)
 
-    def __gt__(self, other: Any) -> "Value":
-        return self._record("gt", self, other, is_bool=True)
-
-    def __ge__(self, other: Any) -> "Value":
-        return self._record("ge", self, other, is_bool=True)
-
-    def __lt__(self, other: Any) -> "Value":
-        return self._record("lt", self, other, is_bool=True)
-
-    def __le__(self, other: Any) -> "Value":
-        return self._record("le", self, other, is_bool=True)
-
-    def __eq__(self, other: Any) -> "Value":  # type: ignore[override]
-        return self._record("eq", self, other, is_bool=True)
-
-    def __ne__(self, other: Any) -> "Value":  # type: ignore[override]
-        return self._record("ne", self, other, is_bool=True)
+    __gt__, __ge__ = _operator("gt", is_bool=True), _operator("ge", is_bool=True)
+    __lt__, __le__ = _operator("lt", is_bool=True), _operator("le", is_bool=True)
+    __eq__ = _operator("eq", is_bool=True)  # type: ignore[assignment]
+    __ne__ = _operator("ne", is_bool=True)  # type: ignore[assignment]
 
     def __and__(self, other: Any) -> "Value":
         return self._record_bool("logical_and", self, other)
