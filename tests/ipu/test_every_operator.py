@@ -137,7 +137,7 @@ SparseLinear | {0: torch.Tensor.half} | ids must be FLOAT
 SparseLinear | {2: torch.Tensor.half} | counts must be FLOAT
 SparseLinear | {4: torch.Tensor.half} | bias must be FLOAT
 DelayLinear | {3: torch.zeros(N, 29)} | weight must be .inp
-DelayLinear | {4: torch.zeros(29, N)} | lags must be FL
+DelayLinear | {4: torch.zeros(29, N)} | lags must be .inputs, neurons
 SparseConv2d | {"geometry": GEOMETRY[:-1]} | geometry must have 15
 SparseConv2d | {"geometry": [*GEOMETRY[:4], 4, *GEOMETRY[5:]]} | makes maps of 2 x 3, not of 4 x 3
 SparseConv2d | {"plan": [2, 1]} | plan must have 3 entries
