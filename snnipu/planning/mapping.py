@@ -269,7 +269,7 @@ class Plan:
         }
         layers = tuple(
             LayerPlan(**{**layer, **{name: _unrolled(layer[name]) for name in ("neurons", "groups", "rows")}})
-            for layer in document["layers"]
+            for layer in [{"groups": [[network["batch_size"], 1]], **one} for one in document["layers"]]
         )
         plan = cls(BaseNetworkSpec(**network), Target(**document["target"]), document["ipus"], layers)
         return replace(

@@ -202,7 +202,8 @@ def _synthetic_data_mode(value: Union[bool, int], name: str) -> int:
 
 
 def _strategy(value: Any, name: str) -> _IExecutionStrategy:
-    return check_type(value, name, _IExecutionStrategy, "an execution strategy, such as PipelinedExecution")
+    expected = "a PipelinedExecution, ShardedExecution, ParallelPhasedExecution or SerialPhasedExecution"
+    return check_type(value, name, _IExecutionStrategy, expected)
 
 
 def _buffer_names(value: Any, name: str) -> List[str]:
