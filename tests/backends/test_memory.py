@@ -343,10 +343,8 @@ def test_poisoned_blocks(monkeypatch):
     assert torch.equal(first, second)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_process_goes_on():
-    code = """
+FORKS = {
+    "another thread holds the lock of the blocks": """
 import os, threading, torch
 import snnipu as snn
 from snnipu.backends import memory
@@ -358,14 +356,8 @@ child = os.fork()
 if child == 0:
     os._exit(0 if torch.equal(lif.sequence(x)[1], expected) else 1)
 print(os.waitpid(child, 0)[1])
-"""
-    assert run(code) == ["0"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_of_one_thread_goes_on_where_its_parent_had_several():
-    code = """
+""",
+    "the child has one thread, its parent several": """
 import os, torch
 import snnipu as snn
 lif, x = snn.Leaky(beta=0.9), torch.rand(40, 64, 2000)
@@ -376,8 +368,15 @@ if child == 0:
     torch.set_num_threads(1)
     os._exit(0 if torch.equal(lif.sequence(x)[1], expected) else 1)
 print(os.waitpid(child, 0)[1])
-"""
-    assert run(code) == ["0"]
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("name", FORKS)
+def test_a_forked_process_goes_on(name):
+    assert run(FORKS[name]) == ["0"]
 
 
 SOAK = """

@@ -154,7 +154,10 @@ PROGRAMS = {
 
 # Programs whose loops may have no branch.
 MAY_STAY = {
-    *("break and else", "while", "module, functions read", "break of the loop around it"),
+    "break and else",
+    "while",
+    "module, functions read",
+    "break of the loop around it",
     "continue of the loop around it",
 }
 
