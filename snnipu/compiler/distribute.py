@@ -505,6 +505,8 @@ class Distribution:
             return False
         if nodes.key_of(nodes.value_of(before[0])) != nodes.key_of(value) or value.dtype is torch.bool:
             return False
+        if value.dtype in (torch.float16, torch.bfloat16):
+            return False  # a sum over time would round once, not at each step
         if not all(nodes.is_tensor(one) and nodes.value_of(one).dtype == value.dtype for one in others):
             return False
         parts: Any = None
@@ -551,7 +553,8 @@ class Distribution:
         name = f"steps_{len(self.modules)}"
         self.modules[name] = GraphModule(attributes_of(self.body.module), body)
         run = self.graph.get_attr(name)
-        if may_be_vmap and helpers.is_vectorized(self.modules[name], [*map(nodes.value_of, outside)], sequences):
+        values = [*map(nodes.value_of, outside)], [*map(nodes.value_of, read_later)]
+        if may_be_vmap and helpers.is_vectorized(self.modules[name], *values, sequences):
             call = self._call(helpers.vectorized, run, tuple(inputs), sequences)
             return {node: self._call(operator.getitem, call, place) for place, node in enumerate(read_later)}
         starts = tuple(self._start(node) for node, _ in states)

@@ -6,6 +6,8 @@ from typing import Any, List, Sequence, Tuple
 
 import torch
 
+from snnipu.ops._arguments import is_autocast
+
 
 def fold_time(x: torch.Tensor) -> torch.Tensor:
     """Return ``[T, B, ...]`` as one batch, ``[T * B, ...]``."""
@@ -201,11 +203,12 @@ def vectorized(run: Any, inputs: Sequence[Any], sequences: Sequence[bool]) -> Tu
     return torch.vmap(lambda *now: run.forward(*now)[0], places)(*inputs)  # type: ignore[no-any-return]
 
 
-def is_vectorized(run: Any, values: Sequence[Any], sequences: Sequence[bool]) -> bool:
+def is_vectorized(run: Any, values: Sequence[Any], results: Sequence[Any], sequences: Sequence[bool]) -> bool:
     """Return True if ``torch.vmap`` can run operations; they are tried on zeros of two steps.
 
     Args:
         values: the traced inputs of a step.
+        results: the traced results of a step.
     """
 
     def zeros(value: Any, steps: Tuple[int, ...]) -> Any:
@@ -219,13 +222,23 @@ def is_vectorized(run: Any, values: Sequence[Any], sequences: Sequence[bool]) ->
     tensors = [(one, varies) for one, varies in zip(values, sequences) if isinstance(one, torch.Tensor)]
     if len({one.dtype for one, _ in tensors}) > 1 and any(varies and not one.dim() for one, varies in tensors):
         return False  # vmap would round a tensor without dimensions to the dtype of the result
+    if any(is_autocast(one.device.type) for one, _ in tensors if one.device.type in ("cpu", "cuda")):
+        return False  # vmap splits some operations before autocast chooses their dtype
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "There is a performance drop")  # vmap runs the operator step by step
-            vectorized(run, [zeros(one, (2,) * varies) for one, varies in zip(values, sequences)], sequences)
+            inputs = [zeros(one, (2,) * varies) for one, varies in zip(values, sequences)]
+            found = vectorized(run, inputs, sequences)
     except Exception:
         return False
-    return True
+    return _forms(found, 1) == _forms(results, 0)
+
+
+def _forms(value: Any, first: int) -> Any:
+    """Return sizes from dimension ``first`` on, and dtypes, of tensors."""
+    if isinstance(value, (tuple, list)):
+        return [_forms(one, first) for one in value]
+    return (sizes_of(value)[first:], value.dtype) if isinstance(value, torch.Tensor) else None
 
 
 def sizes_of(value: torch.Tensor) -> Tuple[int, ...]:

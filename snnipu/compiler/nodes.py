@@ -26,7 +26,7 @@ _RANDOM = _words(
     """
     bernoulli bernoulli_ multinomial normal normal_ poisson rand rand_like randint randint_like randn randn_like
     randperm random_ uniform_ exponential_ geometric_ cauchy_ log_normal_ gumbel_softmax seed manual_seed
-    fractional_max_pool2d fractional_max_pool3d
+    fractional_max_pool2d fractional_max_pool3d pca_lowrank svd_lowrank
     """
 )
 # Operators that draw random numbers only in training.
@@ -36,7 +36,7 @@ _RANDOM_IN_TRAINING = _words(
     multi_head_attention_forward
     """
 )
-_NORMS_WITH_STATISTICS = {"batch_norm": (1, 2), "instance_norm": (1, 2)}
+_NORMS_WITH_STATISTICS = {"batch_norm", "instance_norm"}
 _IN_PLACE_OPERATORS = _words(
     """
     iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor
@@ -119,9 +119,17 @@ def is_random(node: Node) -> bool:
     if name == "scaled_dot_product_attention":
         dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         return not (isinstance(dropout, (int, float)) and dropout == 0)
-    if name not in _RANDOM_IN_TRAINING or _dropout_probability(node, name) == 0:
-        return False
-    return training(node, default=True)
+    if name in _RANDOM_IN_TRAINING:
+        return _dropout_probability(node, name) != 0 and training(node, default=True)
+    return _draws(name)
+
+
+@functools.lru_cache(maxsize=None)
+def _draws(name: str) -> bool:
+    """Return True if PyTorch marks an operator of this name as one that draws random numbers."""
+    operators: Any = getattr(torch.ops.aten, name, None) if name else None
+    overloads = [getattr(operators, one) for one in operators.overloads()] if hasattr(operators, "overloads") else []
+    return any(torch.Tag.nondeterministic_seeded in one.tags for one in overloads)
 
 
 def _dropout_probability(node: Node, name: str) -> Any:
@@ -173,7 +181,7 @@ def changed_by(node: Node) -> List[Node]:
         if argument(node, "inplace", False) is not False:
             return tensors
         if name in _NORMS_WITH_STATISTICS and _updates_statistics(node):
-            return [n for place in _NORMS_WITH_STATISTICS[name] for n in _argument_at(node, place)]
+            return _statistics(node)
         return []
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
@@ -191,20 +199,32 @@ def _is_in_place_dunder(name: str) -> bool:
     return name.startswith("__i") and name.strip("_") in _IN_PLACE_OPERATORS
 
 
-def _argument_at(node: Node, place: int) -> List[Node]:
-    names = ("input", "running_mean", "running_var")
-    value = node.args[place] if place < len(node.args) else node.kwargs.get(names[place])
-    return [value] if isinstance(value, Node) else []
+def _is_of_torch(node: Node) -> bool:
+    """Return True for ``torch.batch_norm`` and ``torch.instance_norm``: the statistics are behind the weights."""
+    return getattr(torch, name_of(node), None) is node.target
+
+
+def _statistics(node: Node) -> List[Node]:
+    first = 3 if _is_of_torch(node) else 1
+    given = {**node.kwargs, **dict(zip(("running_mean", "running_var"), node.args[first:]))}
+    values = [given.get(name) for name in ("running_mean", "running_var")]
+    return [value for value in values if isinstance(value, Node)]
 
 
 def _updates_statistics(node: Node) -> bool:
     name = "use_input_stats" if name_of(node) == "instance_norm" else "training"
-    # torch.batch_norm takes weight and bias before the statistics, so its arguments have other positions.
-    if getattr(torch, name_of(node), None) is node.target:
+    if _is_of_torch(node):
         return True
     return argument(node, name, name == "use_input_stats") is not False
 
 
+# Elementwise functions whose result is bool.
+COMPARISONS = _words(
+    """
+    eq ne gt ge lt le greater greater_equal less less_equal not_equal isfinite isinf isnan
+    logical_and logical_not logical_or logical_xor
+    """
+)
 # Elementwise functions, after broadcasting.
 ELEMENTWISE = _words(
     """

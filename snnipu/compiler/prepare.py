@@ -221,8 +221,11 @@ def _pure_call(graph: Graph, node: Node) -> Optional[Node]:
         return graph.create_node(node.op, target, tuple(args), kwargs)
 
 
+# Comparisons in place keep the dtype of their tensor.
 _OUT_OF_PLACE = (
-    nodes.ELEMENTWISE - {"detach", "zeros_like", "ones_like", "clone", "where", "heaviside", "copysign"}
+    nodes.ELEMENTWISE
+    - nodes.COMPARISONS
+    - {"detach", "zeros_like", "ones_like", "clone", "where", "heaviside", "copysign"}
 ) | {"dropout", "index_add", "scatter_add"}
 
 

@@ -490,6 +490,27 @@ EITHER = {
         "        spk, mem = self.lif1(self.fc1(x[step]), mem)\n        if self.count > 5:\n            continue\n"
         "        rec.append(spk)\n        print(spk.requires_grad)\nreturn torch.stack(rec), mem, x"
     ),
+    "comparisons in place": (
+        f"{START}\n{LOOP}\n    now = self.fc1(x[step])\n    late = now * 1\n    late.gt_(0)\n"
+        "    spk, mem = self.lif1(now + late + late, mem)\nreturn mem"
+    ),
+    "draws of a distribution": (
+        f"{START}\nones = torch.ones(6)\n{LOOP}\n    {STEP}\n    mem = mem + torch.randn(6)\n"
+        "    mem = mem + torch.distributions.Gamma(ones, ones, validate_args=False).rsample()\nreturn mem"
+    ),
+    "statistics of torch.batch_norm": (
+        f"{START}\nmean, var = self.norm.running_mean, self.norm.running_var\n{LOOP}\n"
+        "    now = torch.batch_norm(self.fc1(x[step]), None, None, mean, var, True, 0.1, 1e-5, False) - mean\n"
+        "    spk, mem = self.lif1(now, mem)\nreturn mem"
+    ),
+    "a product of vectors under autocast": (
+        f"{START}\nwith torch.autocast('cpu', torch.bfloat16):\n    {LOOP}\n        {STEP}\n"
+        "        mem = mem + torch.dot(x[step, 0], self.fc1.weight[0])\nreturn mem"
+    ),
+    "a sum in bfloat16": (
+        f"{START}\ntotal = torch.full((6,), 256, dtype=torch.bfloat16)\n{LOOP}\n    {STEP}\n"
+        "    total = total + torch.ones(6, dtype=torch.bfloat16)\nreturn mem, total"
+    ),
     "attributes of a neuron, of a tensor and of an object of Python's": (
         f"{START}\nself.lif1._gain, x.seen, table = 1.0, 0, collections.UserDict(n=0)\n{LOOP}\n    {STEP}\n"
         "    self.lif1._gain *= 0.9\n    x.seen += 2\n    table['n'] = 2 * table['n'] + 1\n"
