@@ -73,7 +73,7 @@ def test_table_json_and_html(document_of, tmp_path, capsys):
     assert "not measured" in output
     assert "samples per second" in output
     assert set(document) >= PINNED
-    assert document["fits"] is True
+    assert document["fits"]
     assert document["samples_per_s"] > 0
     assert document["bound"] in ("compute", "exchange", "sync")
     assert sum(document[f"{kind}_share"] for kind in ("compute", "exchange", "sync")) == pytest.approx(1)

@@ -481,10 +481,6 @@ AS_WRITTEN = {
 }
 # Loops that may run compiled or as they are written.
 EITHER = {
-    "continued": (
-        f"{START}\n{LOOP}\n    {STEP}\n    if self.count > 5:\n        continue\n    rec.append(spk)\n"
-        "return torch.stack(rec), mem"
-    ),
     "without gradients": (
         f"{START}\n{LOOP}\n    with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, x.shape[1] > 2):\n"
         "        spk, mem = self.lif1(self.fc1(x[step]), mem)\n        if self.count > 5:\n            continue\n"

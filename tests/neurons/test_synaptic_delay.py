@@ -17,9 +17,7 @@ from snnipu import utils
 
 def definition(x, delay, max_delay, kernel, sigma):
     by_lag = shares(delay, max_delay, kernel, sigma).reshape(max_delay + 1, -1, *[1] * (x.dim() - 3))
-    rows = []
-    for t in range(len(x)):
-        rows.append(sum(by_lag[lag] * x[t - lag] for lag in range(min(t, max_delay) + 1)))
+    rows = [sum(by_lag[lag] * x[t - lag] for lag in range(min(t, max_delay) + 1)) for t in range(len(x))]
     return torch.stack(rows)
 
 

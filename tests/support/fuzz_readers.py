@@ -272,8 +272,8 @@ def nir_graph(draw):
         nodes[names[-1]] = kinds[draw.number(len(kinds) - 1)]()
     names.append("output")
     edges = list(zip(names, names[1:]))
-    for _ in range(max(0, draw.number(5) - 3)):
-        edges.append((names[draw.number(len(names) - 1)], names[draw.number(len(names) - 1)]))
+    last = len(names) - 1
+    edges += [(names[draw.number(last)], names[draw.number(last)]) for _ in range(max(0, draw.number(5) - 3))]
     return nir.NIRGraph(nodes=nodes, edges=edges, type_check=False)
 
 

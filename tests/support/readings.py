@@ -316,9 +316,8 @@ class Writer:
         expressions = [line.strip() for line in lines.strip().splitlines()]
         self.carrier = r.choice(CARRIERS)
         count = r.choice((1, 1, 2))
-        body = []
-        for expression in r.sample(expressions, count):
-            body.append(r.choice(EFFECTS).format(r=expression.format(a="b")))
+        chosen = r.sample(expressions, count)
+        body = [r.choice(EFFECTS).format(r=expression.format(a="b")) for expression in chosen]
         head = r.choice(HEADS)
         lines = [
             "def f(net, x, a, cfg, table, nested):",

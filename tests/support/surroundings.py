@@ -1212,10 +1212,12 @@ class Writer(Draws):
             lines.append(f"# call {number}\ntry:\n{textwrap.indent(self._call(number, events), '    ')}")
             caught = "(Exception, Stop)" if self.chance(0.1) else "Exception"
             # After a failed backward pass, the gradients depend on the order in which it ran.
-            lines.append(f"except {caught} as error:\n    net.zero_grad()")
-            lines.append(f"    show('{number}: error', type(error).__name__)")
-            lines.append("    print(type(error).__name__, str(error)[:300], file=sys.stderr)")
-            lines.append(f"show_all({number}, net)")
+            lines += [
+                f"except {caught} as error:\n    net.zero_grad()",
+                f"    show('{number}: error', type(error).__name__)",
+                "    print(type(error).__name__, str(error)[:300], file=sys.stderr)",
+                f"show_all({number}, net)",
+            ]
             pending += [event.later for event in events if event.later]
         begun = "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.03)"
         ended = "show('references', len([one for one in REFERENCES if one() is net]))\n"
