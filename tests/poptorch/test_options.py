@@ -97,7 +97,7 @@ inputReplicaGrouping(3, poptorch.CommGroupType.Consecutive) | input_group_size 3
 inputReplicaGrouping(1, poptorch.CommGroupType.All) | input_group_type cannot be CommGroupType.All
 setAvailableMemoryProportion({'0': 0.5}) | expected keys like 'IPU0', got '0'
 setAvailableMemoryProportion({'IPU0': 1.5}) | \['IPU0'\]: expected a number between 0 and 1, got 1.5
-setExecutionStrategy('pipelined') | setExecutionStrategy: expected an execution strategy, such as PipelinedExecution
+setExecutionStrategy('pipelined') | setExecutionStrategy: expected a PipelinedExecution, ShardedExecution, Parallel
 useOfflineIpuTarget(3) | expected ipu_version 1, 2 or 21, got 3
 updatableNamedBuffers('buffer') | updatableNamedBuffers: expected a list of buffer names
 anchorTensor('a', 3) | anchorTensor: long_name: expected a str
