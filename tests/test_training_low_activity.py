@@ -268,7 +268,7 @@ small_network(activity=0.0) | ValueError: activity must be above 0 and up to 1, 
 small_network(activity=0.1, max_spikes=3) | ValueError: max_spikes: not allowed with activity
 small_network(input_slots=3) | ValueError: input_slots: only with activity
 small_network(decay=1.0) | ValueError: decay: expected a number from 0 to 1, 1 excluded
-training.benchmark_slots(activity=0.1, num_neurons=0) | ValueError: num_neurons must be an int from 1 to 2\*\*31 - 1, got 0
+training.benchmark_slots(activity=0.1, num_neurons=0) | ValueError: num_neurons must be an int from 1 to
 schedule(start=1.0) | ValueError: start: expected a number up to target=0.9, got 1
 schedule(start=-math.inf) | ValueError: start: expected a finite number
 schedule(target=math.nan) | ValueError: target: expected a finite number
