@@ -215,10 +215,13 @@ class _Run:
         again = [key for key in called[0] if key in called[1]]
         loop.has_neurons = loop.has_neurons or bool(again)
         may_be = again or moments[0].has_functions()
-        if not may_be or has_loop or has_loop_over_time(called[1]):
+        # A first step may register parameters, which the next call finds in place.
+        is_set_up = moments[0].changes_modules(moments[1]) and not moments[1].changes_modules(moments[2])
+        if not may_be or has_loop or has_loop_over_time(called[1]) or is_set_up:
             loop.looks += 1
             if loop.looks >= LOOKS and not loop.plans and not moments[0].has_others():
-                loop.refuse("it is no loop over time", quiet=True)
+                why = "its first step changes the mode, the layers or the parameters of a module"
+                loop.refuse(why if is_set_up else "it is no loop over time", quiet=not is_set_up)
             return
         try:
             if _random_state() != random_state:

@@ -116,6 +116,7 @@ class Objects:
         self._owners: Dict[int, _Owner] = {}
         self._names: Dict[Any, Tuple[Any, Place, Any]] = {}  # global variables and closure cells, and their values
         self._others: Dict[int, Tuple[Any, List[Any]]] = {}  # sets, deques and long lists, and their items
+        self._modules: Dict[int, List[Any]] = {}  # the mode, layers and parameters of modules
         self._lists: Dict[int, List[Place]] = {}  # the places that hold a list, by the list's id
         self._has_iterators = self.has_hooks = False
         self._space = function.__globals__
@@ -179,7 +180,7 @@ class Objects:
             values = _attributes(value)
             if isinstance(value, torch.nn.Module):
                 own = {**value._modules, **value._parameters}
-                self._others[id(value)] = value, [value.training, *own, *own.values()]
+                self._modules[id(value)] = [value.training, *own, *own.values()]
                 parts = [(one, _to(path, name, True)) for name, one in own.items()]
                 hooks = [(hook, ()) for name in _HOOKS for hook in getattr(value, name, {}).values()]
                 self.has_hooks = self.has_hooks or bool(hooks)
@@ -228,12 +229,10 @@ class Objects:
             if key in later._names and later._names[key][-1] is not value:
                 raise Refused("it sets a global variable, or a variable of a function around it")
         for other, (_, items) in self._others.items():
-            after = later._others.get(other, (None, items))[1]
-            if len(after) != len(items) or not all(map(_is_unchanged, items, after)):
-                raise Refused(
-                    "it changes a set, a deque, an array, a list of many items, a random generator, or a module's mode "
-                    "or parameters"
-                )
+            if not _are_unchanged(items, later._others.get(other, (None, items))[1]):
+                raise Refused("it changes a set, a deque, an array, a list of many items or a random generator")
+        if self.changes_modules(later):
+            raise Refused("it changes the mode, the layers or the parameters of a module")
         changes = Changes(set(), {})
         for key, owner in self._owners.items():
             if key not in later._owners:
@@ -251,6 +250,10 @@ class Objects:
                         raise Refused(f"it sets `{name}` of an object that it reaches by a hook or a base class")
                     changes.places.add(Place(owner.path, name, not isinstance(owner.object, (list, dict))))
         return changes
+
+    def changes_modules(self, later: "Objects") -> bool:
+        """Return True if a module has another mode, layer or parameter in a later snapshot."""
+        return not all(_are_unchanged(parts, later._modules.get(key, parts)) for key, parts in self._modules.items())
 
     def _holder(self, key: int, owner: _Owner) -> Place:
         """Return the only place of a list that grows."""
@@ -325,6 +328,10 @@ def _caches(kind: type) -> Set[str]:
         codes = [code for each in functions for code in _codes(each.__code__)]
         names[_is_of_program(one.__module__)].update(name for code in codes for name in code.co_names if name[0] == "_")
     return names[False] - names[True]
+
+
+def _are_unchanged(items: Sequence[Any], later: Sequence[Any]) -> bool:
+    return len(items) == len(later) and all(map(_is_unchanged, items, later))
 
 
 def _is_unchanged(one: Any, other: Any) -> bool:

@@ -146,6 +146,7 @@ class Net(nn.Module):
         self.spike, self.record = snn.surrogate.fast_sigmoid(), Record()
         self.count, self.trace, self.seen = 0, [], {"steps": 0}
         self.register_buffer("steps", torch.tensor(0))
+        self.limit = nn.Parameter(torch.tensor(0.3))
         self.register_buffer("total", torch.zeros(()))
 
     def forward(self, x):
@@ -265,6 +266,9 @@ DISTRIBUTED = {
     "without the first": (
         f"{START}\n{LOOP}\n    if step == 0:\n        total = torch.zeros(())\n    {STEP}\n"
         "    total = total + spk.sum()\nreturn total, mem"
+    ),
+    "a parameter that each step registers": (
+        f"{START}\n{LOOP}\n    self.lif1.threshold = self.limit\n    {STEP}\n    rec.append(spk)\nreturn mem, *rec"
     ),
     "on itself": f"{START}\n{LOOP}\n    {STEP}\n    self.trace.append(mem.detach())\nreturn mem, len(self.trace)",
     "dictionaries": (
@@ -394,10 +398,6 @@ AS_WRITTEN = {
     ),
     "a condition on a fraction": (
         f"{START}\nk = 1.0\n{LOOP}\n    {STEP}\n    mem = mem * (0.5 if k < 0.3 else 1)\n    k *= 0.7\nreturn mem, k"
-    ),
-    "steps in steps of a number that doubles": (
-        f"{START}\nk = 1\n{LOOP}\n    {STEP}\n    for _ in range(k):\n        mem = mem * 0.9\n    k = k * 2 % 5\n"
-        "return mem"
     ),
     "a condition on the number in a tensor": (
         f"{START}\nn = torch.tensor(0)\n{LOOP}\n    {STEP}\n    if n.item() == 3:\n        mem = mem * 0.5\n"
