@@ -162,7 +162,7 @@ def test_layers_on_maps_are_counted_operator_by_operator(maps_file, document_of,
     output = capsys.readouterr().out
     assert "convolution 2x12x12 to 6x10x10 on " in output
     assert "not measured" in output
-    assert document["fits"] is True
+    assert document["fits"]
     assert document["target"]["name"] == "mk1"
     names = [operator["name"] for operator in document["operators"]]
     forwards = [name for name in names if not name.endswith("(gradient)")]

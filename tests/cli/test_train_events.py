@@ -44,7 +44,7 @@ def fails(capsys, *arguments):
 @pytest.mark.parametrize("method", training.METHODS)
 def test_report(method, tmp_path, capsys):
     report = report_of(f"--method {method}")
-    assert report["finished"] is True
+    assert report["finished"]
     assert (report["dataset"], report["method"], report["hidden"]) == ("randman", method, [12, 8])
     assert report["sizes"] == [128, 12, 8, 3]
     assert 0 <= report["test_accuracy"] == report["history"][-1]["test_accuracy"] <= 1

@@ -1307,7 +1307,7 @@ def _restored(folder: Path, arguments: List[str]) -> Iterator[None]:
 
     plain, before, modules = snntorch.SpikingNeuron.__init__, os.getcwd(), set(sys.modules)
     originals = [(nn.Linear, "forward"), (nn.functional, "linear"), (snn.Leaky, "forward")]
-    values = [(owner, key, vars(owner)[key]) for owner, key in originals]
+    values = [(owner, key, vars(owner).get(key)) for owner, key in originals]
     automatic._discovery = None
     torch._dynamo.reset()
     argv, sys.argv = sys.argv, arguments
@@ -1325,6 +1325,8 @@ def _restored(folder: Path, arguments: List[str]) -> Iterator[None]:
         os.chdir(before)
         for owner, key, value in values:
             setattr(owner, key, value)
+            if value is None:
+                delattr(owner, key)  # the base class has it
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
         for hooks in (
