@@ -443,7 +443,7 @@ class FusedNeuron(AttributeStates):
         return super().forward(input_, *states, **named) if result is None else result
 
     def _by_position(self, states: Tuple[Any, ...], named: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-        """Return states that are given by name in their order; unknown names stay, and snnTorch's code raises."""
+        """Return the states in order, also those given by name. snnTorch's code raises an error for unknown names."""
         missing = self._states()[len(states) :]
         if not set(named) <= set(missing):
             return states, named

@@ -188,7 +188,7 @@ def new_results(a: ForwardArguments, empty: Callable[..., torch.Tensor] = new_em
 
 
 def new_gradients(a: BackwardArguments, empty: Callable[..., torch.Tensor] = new_empty) -> OperatorResults:
-    """Allocate the results of ``neuron_sequence_bwd``; that of the input by ``empty``."""
+    """Allocate the results of ``neuron_sequence_bwd``. ``empty`` allocates the input's gradient."""
     like, step_shape = a.parameters[0], layout(a.stored, a.num_steps)[1]
     return (
         empty(a.stored, a.stored.shape),

@@ -325,7 +325,7 @@ def test_traces_of_inputs_that_are_mostly_zeros(rule, kind, frozen, monkeypatch)
     front.weight.requires_grad_(not frozen)
     behind = [nn.Flatten(), nn.Linear(32 * 36, 64)] if maps else [nn.Linear(256, 64)]
     neuron = snn.Leaky(beta=0.8, threshold=0.1)
-    if kind == "recurrent":  # traces of its own spikes, too
+    if kind == "recurrent":  # the neuron also needs traces of its spikes
         neuron = snn.RLeaky(beta=0.8, linear_features=256, threshold=0.1, reset_mechanism="none")
     net = snn.MultiStep(front, neuron, *behind, snn.Leaky(beta=0.7, reset_mechanism="none")).double()
     x = (torch.rand(40, 8, *((8, 6, 6) if maps else (512,))) < 0.02).double()
