@@ -10,7 +10,7 @@
 namespace snnipu {
 
 // appendBits() may write this many elements past the indices that it returns.
-constexpr std::size_t bitsRoom = 16;
+constexpr size_t bitsRoom = 16;
 
 // Append first + i for each set bit i, in ascending order, and return the end. The loop writes `atOnce` indices at a
 // time; the next call overwrites the surplus. Most words have few bits, and a branch for each would be mispredicted.
@@ -76,7 +76,7 @@ inline uint64_t transposed(uint64_t bits) {
 }
 
 // Transpose 64 masks: bit i of to[lane * stride] is bit `lane` of masks[i].
-template <typename M> void transposeBits(const M *masks, unsigned lanes, uint64_t *to, std::size_t stride) {
+template <typename M> void transposeBits(const M *masks, unsigned lanes, uint64_t *to, size_t stride) {
 #if !defined(SNNIPU_AVX512)
   static_assert(sizeof(M) == 1, "registers of 16 lanes are AVX-512's");
 #endif

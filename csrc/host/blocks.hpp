@@ -18,35 +18,35 @@ namespace {
 
 // The most elements of a block. A block's state stays in the second-level cache, and a row is long enough to stream.
 // Measured: every row is a new page, so rows of 4 KiB run at a third of the speed of rows of 64 KiB.
-constexpr std::size_t blockElements = 16384;
+constexpr size_t blockElements = 16384;
 // Blocks are multiples of this, so that sums do not depend on the size of the blocks.
-constexpr std::size_t sumElements = 256;
+constexpr size_t sumElements = 256;
 // Bytes of membranes that a block of the backward pass recomputes: about the second-level cache.
-constexpr std::size_t recomputedBytes = 1024 * 1024;
+constexpr size_t recomputedBytes = 1024 * 1024;
 // The fewest neuron updates that are worth a thread, because waking one takes microseconds.
-constexpr std::size_t updatesPerThread = 32768;
+constexpr size_t updatesPerThread = 32768;
 
 // Return the number of threads for this work, at most maxThreads.
-inline unsigned usefulThreads(std::size_t steps, std::size_t elements, std::int32_t maxThreads) {
-  const std::size_t fed = steps * elements / updatesPerThread + 1;
-  return maxThreads > 0 && fed > static_cast<std::size_t>(maxThreads) ? static_cast<unsigned>(maxThreads)
-                                                                      : static_cast<unsigned>(fed);
+inline unsigned usefulThreads(size_t steps, size_t elements, std::int32_t maxThreads) {
+  const size_t fed = steps * elements / updatesPerThread + 1;
+  return maxThreads > 0 && fed > static_cast<size_t>(maxThreads) ? static_cast<unsigned>(maxThreads)
+                                                                 : static_cast<unsigned>(fed);
 }
 
 // Return the elements of a block: two blocks per thread, within [sumElements, most].
-inline std::size_t blockSize(std::size_t elements, unsigned threads, std::size_t most) {
-  const std::size_t shares = 2 * static_cast<std::size_t>(threads);
-  const std::size_t share = (elements + shares - 1) / shares;
-  const std::size_t rounded = (share + sumElements - 1) / sumElements * sumElements;
+inline size_t blockSize(size_t elements, unsigned threads, size_t most) {
+  const size_t shares = 2 * static_cast<size_t>(threads);
+  const size_t share = (elements + shares - 1) / shares;
+  const size_t rounded = (share + sumElements - 1) / sumElements * sumElements;
   return std::min(rounded, std::max(sumElements, most / sumElements * sumElements));
 }
 
 // A pass over more bytes than this writes past the caches. Measured with 32 MiB of last-level cache per core complex:
 // never slower, and up to a quarter faster from here on, because no line is read before it is overwritten.
-constexpr std::size_t cachedBytes = 8 * 1024 * 1024;
+constexpr size_t cachedBytes = 8 * 1024 * 1024;
 
 // Return true if every row of an array starts at a multiple of a register's size.
-inline bool rowsAligned(const void *array, std::size_t rowBytes) {
+inline bool rowsAligned(const void *array, size_t rowBytes) {
   return (reinterpret_cast<std::uintptr_t>(array) | rowBytes) % SNNIPU_LANE_BYTES == 0;
 }
 
@@ -55,7 +55,7 @@ inline bool rowsAligned(const void *array, std::size_t rowBytes) {
 class Scratch {
 public:
   // Make room for `bytes` and discard the contents; return false if out of memory.
-  bool reserve(std::size_t bytes) {
+  bool reserve(size_t bytes) {
     bytes += alignment;
     if (bytes > capacity_) {
       buffer_.reset(new (std::nothrow) char[bytes]);
@@ -66,18 +66,18 @@ public:
     return next_ != nullptr;
   }
 
-  template <typename T> T *take(std::size_t count) {
+  template <typename T> T *take(size_t count) {
     T *const taken = reinterpret_cast<T *>(next_);
     next_ += roundUp(count * sizeof(T));
     return taken;
   }
 
-  static std::size_t roundUp(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+  static size_t roundUp(size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
 private:
-  static constexpr std::size_t alignment = 64;
+  static constexpr size_t alignment = 64;
   std::unique_ptr<char[]> buffer_;
-  std::size_t capacity_ = 0;
+  size_t capacity_ = 0;
   char *next_ = nullptr;
 };
 
@@ -88,12 +88,12 @@ inline Scratch &threadScratch() {
 
 template <typename C> struct Parameter {
   const C *values;
-  std::size_t size;
+  size_t size;
 
   // Write the values of elements [begin, begin + count), one each.
-  void expand(C *to, std::size_t begin, std::size_t count) const {
-    std::size_t from = begin % size;
-    for (std::size_t i = 0; i < count; ++i) {
+  void expand(C *to, size_t begin, size_t count) const {
+    size_t from = begin % size;
+    for (size_t i = 0; i < count; ++i) {
       to[i] = values[from];
       if (++from == size)
         from = 0;
@@ -104,13 +104,13 @@ template <typename C> struct Parameter {
 // Call body(begin, count, scratch) for every block. Scratch has `bytesPerElement` for each element and `fixedBytes`
 // more. Return 0, or 2 if out of memory.
 template <typename Body>
-int forBlocks(std::size_t elements, unsigned threads, std::size_t most, std::size_t bytesPerElement, const Body &body,
-              std::size_t fixedBytes = 0) {
-  const std::size_t size = blockSize(elements, threads, most);
+int forBlocks(size_t elements, unsigned threads, size_t most, size_t bytesPerElement, const Body &body,
+              size_t fixedBytes = 0) {
+  const size_t size = blockSize(elements, threads, most);
   std::atomic<bool> outOfMemory{false};
-  parallelFor((elements + size - 1) / size, threads, [&](std::size_t block) {
-    const std::size_t begin = block * size;
-    const std::size_t count = std::min(size, elements - begin);
+  parallelFor((elements + size - 1) / size, threads, [&](size_t block) {
+    const size_t begin = block * size;
+    const size_t count = std::min(size, elements - begin);
     Scratch &scratch = threadScratch();
     // take() rounds up to the alignment; a body takes at most 64 arrays.
     if (scratch.reserve(count * bytesPerElement + fixedBytes + 64 * Scratch::roundUp(1)))
@@ -126,21 +126,21 @@ int forBlocks(std::size_t elements, unsigned threads, std::size_t most, std::siz
 // additions depends on neither blocks nor threads.
 template <typename C> class ParameterSum {
 public:
-  ParameterSum(C *result, std::size_t size, std::size_t elements) : result_(result), size_(size), elements_(elements) {
+  ParameterSum(C *result, size_t size, size_t elements) : result_(result), size_(size), elements_(elements) {
     if (result)
       size == 1 ? partialSums_.resize((elements + sumElements - 1) / sumElements) : elementSums_.resize(elements);
   }
 
-  void addBlock(const C *sums, std::size_t begin, std::size_t count) {
+  void addBlock(const C *sums, size_t begin, size_t count) {
     if (!result_)
       return;
     if (size_ > 1) {
       std::copy_n(sums, count, elementSums_.data() + begin);
       return;
     }
-    for (std::size_t start = 0; start < count; start += sumElements) {
+    for (size_t start = 0; start < count; start += sumElements) {
       double total = 0;
-      for (std::size_t i = start; i < std::min(start + sumElements, count); ++i)
+      for (size_t i = start; i < std::min(start + sumElements, count); ++i)
         total += static_cast<double>(sums[i]);
       partialSums_[(begin + start) / sumElements] = total;
     }
@@ -157,15 +157,15 @@ public:
       return;
     }
     std::vector<double> totals(size_);
-    for (std::size_t row = 0; row < elements_; row += size_)
-      for (std::size_t i = 0; i < size_; ++i)
+    for (size_t row = 0; row < elements_; row += size_)
+      for (size_t i = 0; i < size_; ++i)
         totals[i] += static_cast<double>(elementSums_[row + i]);
     std::transform(totals.begin(), totals.end(), result_, [](double total) { return static_cast<C>(total); });
   }
 
 private:
   C *result_;
-  std::size_t size_, elements_;
+  size_t size_, elements_;
   std::vector<double> partialSums_;
   std::vector<C> elementSums_;
 };

@@ -58,11 +58,7 @@ template <typename C> struct TapPair {
 // after its last step.
 template <typename C> class DelayLinear {
 public:
-  explicit DelayLinear(const Call<C> &a)
-      : a_(a), inputs_(size(a.c.inputs)), neurons_(size(a.c.neurons)), steps_(size(a.c.steps)), batch_(size(a.c.batch)),
-        span_(size(a.c.geometry[0])), taps_(size(a.c.geometry[1])), length_(steps_ + span_),
-        groupSize_(std::max<size_t>(1, std::min(batch_, rowsBytes / (block * length_ * sizeof(C))))),
-        groups_((batch_ + groupSize_ - 1) / groupSize_), weight_(a.in(a.c.weight)), lags_(a.c.lags) {}
+  explicit DelayLinear(const Call<C> &a) : a_(a) {}
 
   int currents() {
     const int status = readSpikes();
@@ -181,6 +177,14 @@ private:
       callBody(o, std::integral_constant<size_t, 1>());
   }
 
+  // Call body(place, scaled) for the spikes; scaled(taps) multiplies by the spike's value, if there is one.
+  template <typename Body> static void forScaled(const InputSpikes &spikes, const Body &body) {
+    for (size_t spike = 0; spikes.value && spike < spikes.count; ++spike)
+      body(spikes.place[spike], [value = spikes.value[spike]](auto taps) { return taps * value; });
+    for (size_t spike = 0; !spikes.value && spike < spikes.count; ++spike)
+      body(spikes.place[spike], [](auto taps) { return taps; });
+  }
+
   template <typename Count> void add(C *const *row, const C *weight, Count, const InputSpikes &spikes) const {
     if (taps_ != 2) {
       for (size_t spike = 0; spike < spikes.count; ++spike)
@@ -195,19 +199,10 @@ private:
       pairs[o] = TapPair<C>::at(weight + 2 * o);
       to[o] = row[o];
     }
-    if (spikes.value) {
-      for (size_t spike = 0; spike < spikes.count; ++spike)
-        for (size_t o = 0; o < Count::value; ++o) {
-          C *const target = to[o] + spikes.place[spike];
-          TapPair<C>{TapPair<C>::at(target).taps + pairs[o].taps * spikes.value[spike]}.storeTo(target);
-        }
-      return;
-    }
-    for (size_t spike = 0; spike < spikes.count; ++spike)
-      for (size_t o = 0; o < Count::value; ++o) {
-        C *const target = to[o] + spikes.place[spike];
-        TapPair<C>{TapPair<C>::at(target).taps + pairs[o].taps}.storeTo(target);
-      }
+    forScaled(spikes, [&](size_t place, const auto &scaled) {
+      for (size_t o = 0; o < Count::value; ++o)
+        TapPair<C>{TapPair<C>::at(to[o] + place).taps + scaled(pairs[o].taps)}.storeTo(to[o] + place);
+    });
   }
 
   template <typename Count> void sum(C *const *row, C *sums, Count, const InputSpikes &spikes) const {
@@ -224,15 +219,10 @@ private:
       total[o] = TapPair<C>::at(sums + 2 * o);
       from[o] = row[o];
     }
-    if (spikes.value) {
-      for (size_t spike = 0; spike < spikes.count; ++spike)
-        for (size_t o = 0; o < Count::value; ++o)
-          total[o].taps += TapPair<C>::at(from[o] + spikes.place[spike]).taps * spikes.value[spike];
-    } else {
-      for (size_t spike = 0; spike < spikes.count; ++spike)
-        for (size_t o = 0; o < Count::value; ++o)
-          total[o].taps += TapPair<C>::at(from[o] + spikes.place[spike]).taps;
-    }
+    forScaled(spikes, [&](size_t place, const auto &scaled) {
+      for (size_t o = 0; o < Count::value; ++o)
+        total[o].taps += scaled(TapPair<C>::at(from[o] + place).taps);
+    });
     for (size_t o = 0; o < Count::value; ++o)
       total[o].storeTo(sums + 2 * o);
   }
@@ -260,26 +250,23 @@ private:
   }
 
   const Call<C> a_;
-  size_t inputs_, neurons_, steps_, batch_, span_, taps_, length_, groupSize_, groups_;
-  const C *weight_;
-  const int32_t *lags_;
+  const size_t inputs_ = size(a_.c.inputs), neurons_ = size(a_.c.neurons);
+  const size_t steps_ = size(a_.c.steps), batch_ = size(a_.c.batch);
+  const size_t span_ = size(a_.c.geometry[0]), taps_ = size(a_.c.geometry[1]), length_ = steps_ + span_;
+  const size_t groupSize_ = std::max<size_t>(1, std::min(batch_, rowsBytes / (block * length_ * sizeof(C))));
+  const size_t groups_ = (batch_ + groupSize_ - 1) / groupSize_;
+  const C *const weight_ = a_.in(a_.c.weight);
+  const int32_t *const lags_ = a_.c.lags;
   unsigned threads_ = 1;
   std::vector<PlacedSpikes<C>> spikes_;
 };
 
+template <typename C> int delayForward(const Call<C> &a) { return DelayLinear<C>(a).currents(); }
+template <typename C> int delayBackward(const Call<C> &a) { return DelayLinear<C>(a).gradients(); }
+template <typename C> int delayInputBackward(const Call<C> &a) { return DelayLinear<C>(a).inputGradient(); }
+
 } // namespace snnipu
 
-extern "C" {
-
-int snnipu_delay_linear_fwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::DelayLinear(a).currents(); });
-}
-
-int snnipu_delay_linear_bwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::DelayLinear(a).gradients(); });
-}
-
-int snnipu_delay_linear_input_bwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::DelayLinear(a).inputGradient(); });
-}
-}
+SNNIPU_RUN(delay_linear_fwd, delayForward)
+SNNIPU_RUN(delay_linear_bwd, delayBackward)
+SNNIPU_RUN(delay_linear_input_bwd, delayInputBackward)

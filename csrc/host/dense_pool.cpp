@@ -33,23 +33,6 @@ struct Windows {
   }
 };
 
-constexpr size_t MapsOfABlock = 16;
-
-// Call body(call, windows, map) for each map.
-template <typename Body> int forMaps(snnipu_sparse_call *call, const Body &body) {
-  return run(call, [&](auto a) -> int {
-    const Windows w(a.c.geometry);
-    if (w.places() > MostPlaces)
-      return BadSpikes;
-    const size_t count = size(a.c.neurons);
-    parallelFor((count + MapsOfABlock - 1) / MapsOfABlock, threadsFor(count * w.in(), a.threads()), [&](size_t block) {
-      for (size_t map = block * MapsOfABlock; map < std::min(count, (block + 1) * MapsOfABlock); ++map)
-        body(a, w, map);
-    });
-    return Done;
-  });
-}
-
 // Take the larger of two values with its place. As in PyTorch, the first of equal values is taken, and the last NaN.
 // Place has the size of C, so that both are lanes of equal vectors.
 template <typename C, typename Place> inline void takeLarger(C &largest, Place &which, C other, Place at) {
@@ -160,34 +143,48 @@ template <typename C> void gradientOfAverages(const Windows &w, const C *grad, C
     }
 }
 
+// Call body(sizes, map) for each map.
+template <typename C, typename Body> int forMaps(const Call<C> &a, const Body &body) {
+  const Windows w(a.c.geometry);
+  if (w.places() > MostPlaces)
+    return BadSpikes;
+  const size_t count = size(a.c.neurons);
+  parallelPieces(count, 16, threadsFor(count * w.in(), a.threads()), [&](size_t begin, size_t end) {
+    for (size_t map = begin; map < end; ++map)
+      body(w, map);
+  });
+  return Done;
+}
+
+template <typename C> int maxForward(const Call<C> &a) {
+  return forMaps(a, [&](const Windows &w, size_t map) {
+    const C *const x = a.in(a.c.x), *const end = x + size(a.c.neurons) * w.in();
+    largestOfMap(w, x + map * w.in(), end, a.out(a.c.out) + map * w.out(), a.c.which + map * w.out());
+  });
+}
+
+template <typename C> int maxBackward(const Call<C> &a) {
+  return forMaps(a, [&](const Windows &w, size_t map) {
+    gradientOfMap(w, a.in(a.c.grad) + map * w.out(), a.c.which + map * w.out(), a.out(a.c.grad_x) + map * w.in());
+  });
+}
+
+template <typename C> int averageForward(const Call<C> &a) {
+  return forMaps(a, [&](const Windows &w, size_t map) {
+    averagesOfMap(w, a.in(a.c.x) + map * w.in(), a.out(a.c.out) + map * w.out());
+  });
+}
+
+template <typename C> int averageBackward(const Call<C> &a) {
+  return forMaps(a, [&](const Windows &w, size_t map) {
+    gradientOfAverages(w, a.in(a.c.grad) + map * w.out(), a.out(a.c.grad_x) + map * w.in());
+  });
+}
+
 } // namespace
 } // namespace snnipu
 
-extern "C" {
-
-int snnipu_max_pool2d_fwd(snnipu_sparse_call *call) {
-  return snnipu::forMaps(call, [](auto &a, const snnipu::Windows &w, std::size_t map) {
-    const auto *const x = a.in(a.c.x), *const end = x + snnipu::size(a.c.neurons) * w.in();
-    snnipu::largestOfMap(w, x + map * w.in(), end, a.out(a.c.out) + map * w.out(), a.c.which + map * w.out());
-  });
-}
-
-int snnipu_max_pool2d_bwd(snnipu_sparse_call *call) {
-  return snnipu::forMaps(call, [](auto &a, const snnipu::Windows &w, std::size_t map) {
-    snnipu::gradientOfMap(w, a.in(a.c.grad) + map * w.out(), a.c.which + map * w.out(),
-                          a.out(a.c.grad_x) + map * w.in());
-  });
-}
-
-int snnipu_avg_pool2d_fwd(snnipu_sparse_call *call) {
-  return snnipu::forMaps(call, [](auto &a, const snnipu::Windows &w, std::size_t map) {
-    snnipu::averagesOfMap(w, a.in(a.c.x) + map * w.in(), a.out(a.c.out) + map * w.out());
-  });
-}
-
-int snnipu_avg_pool2d_bwd(snnipu_sparse_call *call) {
-  return snnipu::forMaps(call, [](auto &a, const snnipu::Windows &w, std::size_t map) {
-    snnipu::gradientOfAverages(w, a.in(a.c.grad) + map * w.out(), a.out(a.c.grad_x) + map * w.in());
-  });
-}
-}
+SNNIPU_RUN(max_pool2d_fwd, maxForward)
+SNNIPU_RUN(max_pool2d_bwd, maxBackward)
+SNNIPU_RUN(avg_pool2d_fwd, averageForward)
+SNNIPU_RUN(avg_pool2d_bwd, averageBackward)

@@ -23,16 +23,12 @@ template <typename C> C sumOfProducts(const C *a, const C *b, size_t count) {
 
 template <typename C> class EventProp {
 public:
-  explicit EventProp(const Call<C> &a)
-      : spikes_(a.outputSpikes(size(a.c.neurons))), grad_(a.in(a.c.grad)), early_(a.in(a.c.early)),
-        late_(a.in(a.c.late)), alpha_(a.in(a.c.alpha)), beta_(a.in(a.c.beta)), faster_(a.in(a.c.threshold)),
-        gradMem_(a.in(a.c.mem)), recurrent_(a.in(a.c.recurrent_weight)), gradCurrent_(a.out(a.c.grad_current)),
-        change_(a.out(a.c.out)) {}
+  explicit EventProp(const Call<C> &call) : a_(call) {}
 
-  int run(int32_t maxThreads) const {
-    if (!CheckedSpikes<C>(spikes_, 1, false).fill(maxThreads) || !idsAscend())
+  int run() const {
+    if (!CheckedSpikes<C>(spikes_, 1, false).fill(a_.threads()) || !idsAscend())
       return BadSpikes;
-    const unsigned threads = threadsFor(4 * spikes_.rows() * spikes_.neurons, maxThreads);
+    const unsigned threads = threadsFor(4 * spikes_.rows() * spikes_.neurons, a_.threads());
     return parallelTry(spikes_.batch, threads, [&](size_t sample) { runSample(sample); });
   }
 
@@ -83,15 +79,17 @@ private:
     }
   }
 
-  Spikes<C> spikes_;
-  const C *grad_, *early_, *late_, *alpha_, *beta_, *faster_, *gradMem_, *recurrent_;
-  C *gradCurrent_, *change_;
+  const Call<C> &a_;
+  const Spikes<C> spikes_ = a_.outputSpikes(size(a_.c.neurons));
+  const C *const grad_ = a_.in(a_.c.grad), *const early_ = a_.in(a_.c.early), *const late_ = a_.in(a_.c.late);
+  const C *const alpha_ = a_.in(a_.c.alpha), *const beta_ = a_.in(a_.c.beta), *const faster_ = a_.in(a_.c.threshold);
+  const C *const gradMem_ = a_.in(a_.c.mem), *const recurrent_ = a_.in(a_.c.recurrent_weight);
+  C *const gradCurrent_ = a_.out(a_.c.grad_current), *const change_ = a_.out(a_.c.out);
 };
+
+template <typename C> int eventprop(const Call<C> &a) { return EventProp<C>(a).run(); }
 
 } // namespace
 } // namespace snnipu
 
-int snnipu_eventprop_bwd(snnipu_sparse_call *call) {
-  return snnipu::run(call,
-                     [](auto a) { return snnipu::EventProp<std::decay_t<decltype(a.number(0))>>(a).run(a.threads()); });
-}
+SNNIPU_RUN(eventprop_bwd, eventprop)

@@ -83,33 +83,33 @@ NeuronLoops<S> variantLoops(unsigned variant, SurrogateKind surrogate, std::inte
 // Rows of an array, for the elements of a block.
 template <typename T> struct Rows {
   T *at = nullptr;
-  std::size_t stride = 0;
+  size_t stride = 0;
 };
 
 // A part of a block. Its elements either fill whole registers, which are used in place, or are the elements left over,
 // which are copied to arrays with rows of one register.
 class Piece {
 public:
-  Piece(std::size_t begin, std::size_t count, std::size_t size, std::size_t elements, Scratch &scratch)
+  Piece(size_t begin, size_t count, size_t size, size_t elements, Scratch &scratch)
       : size(size), begin_(begin), count_(count), elements_(elements), scratch_(scratch) {}
 
-  const std::size_t size; // of its rows: count, or a register
+  const size_t size; // of its rows: count, or a register
 
-  template <typename T> Rows<const T> in(const T *array, std::size_t steps, bool constant) {
+  template <typename T> Rows<const T> in(const T *array, size_t steps, bool constant) {
     if (!array)
       return {};
-    const std::size_t stride = constant ? 0 : elements_;
+    const size_t stride = constant ? 0 : elements_;
     if (size == count_)
       return {array + begin_, stride};
-    const std::size_t rows = constant ? 1 : steps;
+    const size_t rows = constant ? 1 : steps;
     T *const copy = scratch_.take<T>(rows * size);
-    for (std::size_t t = 0; t < rows; ++t)
-      for (std::size_t i = 0; i < size; ++i)
+    for (size_t t = 0; t < rows; ++t)
+      for (size_t i = 0; i < size; ++i)
         copy[t * size + i] = i < count_ ? array[t * stride + begin_ + i] : T{};
     return {copy, constant ? 0 : size};
   }
 
-  template <typename T> Rows<T> out(T *array, std::size_t steps) {
+  template <typename T> Rows<T> out(T *array, size_t steps) {
     if (!array)
       return {};
     if (size == count_)
@@ -119,7 +119,7 @@ public:
     return {rows, size};
   }
 
-  template <typename T> T *scratch(std::size_t rows = 1) { return scratch_.take<T>(rows * size); }
+  template <typename T> T *scratch(size_t rows = 1) { return scratch_.take<T>(rows * size); }
 
   template <typename T> T *zeros() {
     T *const array = scratch<T>();
@@ -134,7 +134,7 @@ public:
       std::copy_n(from + begin_, count_, to);
   }
 
-  template <typename C> const C *parameter(const C *values, std::size_t count, bool perElement) {
+  template <typename C> const C *parameter(const C *values, size_t count, bool perElement) {
     if (!perElement) {
       C *const equal = scratch_.take<C>(registerLanes<C>);
       std::fill_n(equal, registerLanes<C>, values[0]);
@@ -151,7 +151,7 @@ public:
   void finish() const {
     for (unsigned n = 0; n < copied_; ++n) {
       const Copy &copy = copies_[n];
-      for (std::size_t t = 0; t < copy.steps; ++t)
+      for (size_t t = 0; t < copy.steps; ++t)
         std::memcpy(static_cast<char *>(copy.to) + t * elements_ * copy.bytes,
                     static_cast<const char *>(copy.from) + t * size * copy.bytes, count_ * copy.bytes);
     }
@@ -161,9 +161,9 @@ private:
   struct Copy {
     const void *from;
     void *to;
-    std::size_t steps, bytes;
+    size_t steps, bytes;
   };
-  std::size_t begin_, count_, elements_;
+  size_t begin_, count_, elements_;
   Scratch &scratch_;
   Copy copies_[2 * mostStates + 2];
   unsigned copied_ = 0;
@@ -171,11 +171,11 @@ private:
 
 // Call body(Piece, offset in the block) for the whole registers of a block and for the elements left over.
 template <typename C, typename Body>
-void forPieces(std::size_t begin, std::size_t count, std::size_t elements, Scratch &scratch, const Body &body) {
-  const std::size_t tail = count % registerLanes<C>, whole = count - tail;
+void forPieces(size_t begin, size_t count, size_t elements, Scratch &scratch, const Body &body) {
+  const size_t tail = count % registerLanes<C>, whole = count - tail;
   if (whole) {
     Piece piece(begin, whole, whole, elements, scratch);
-    body(piece, std::size_t{0});
+    body(piece, size_t{0});
     piece.finish();
   }
   if (tail) {
@@ -190,7 +190,7 @@ template <typename S> struct NeuronCall {
   using C = Compute<S>;
   const snnipu_neuron_call &call;
   const NeuronLoops<S> &loops;
-  std::size_t steps = static_cast<std::size_t>(call.steps), elements = static_cast<std::size_t>(call.elements);
+  size_t steps = static_cast<size_t>(call.steps), elements = static_cast<size_t>(call.elements);
   bool constantInput = call.constant_input != 0 && call.steps > 1;
   unsigned threads = usefulThreads(steps, elements, call.threads);
   bool perElement = anyPerElement();
@@ -201,22 +201,22 @@ template <typename S> struct NeuronCall {
         return true;
     return false;
   }
-  std::size_t parameterBytes() const { return perElement ? loops.parameters * sizeof(C) : 0; }
-  std::size_t rowBytes() const { return elements * sizeof(S); }
+  size_t parameterBytes() const { return perElement ? loops.parameters * sizeof(C) : 0; }
+  size_t rowBytes() const { return elements * sizeof(S); }
   const S *x() const { return static_cast<const S *>(call.x); }
 
   void connect(const C *(&parameters)[mostParameters], Piece &piece) const {
     for (unsigned p = 0; p < loops.parameters; ++p)
       parameters[p] = piece.parameter(static_cast<const C *>(call.parameters[p]),
-                                      static_cast<std::size_t>(call.parameter_sizes[p]), perElement);
+                                      static_cast<size_t>(call.parameter_sizes[p]), perElement);
   }
 };
 
 // Bytes of a block that every step reads and writes. Measured: the backward pass needs the cache for other rows, too.
-constexpr std::size_t forwardBytes = 512 * 1024;
-constexpr std::size_t backwardBytes = 128 * 1024;
+constexpr size_t forwardBytes = 512 * 1024;
+constexpr size_t backwardBytes = 128 * 1024;
 
-inline std::size_t elementsOf(std::size_t blockBytes, std::size_t bytesPerElement) {
+inline size_t elementsOf(size_t blockBytes, size_t bytesPerElement) {
   return std::min(blockElements, std::max(2 * sumElements, blockBytes / bytesPerElement));
 }
 
@@ -224,7 +224,7 @@ template <typename S> int neuronForward(const NeuronCall<S> &a) {
   using C = Compute<S>;
   const NeuronLoops<S> &loops = a.loops;
   const auto forward = loops.forward[!a.perElement];
-  std::size_t sequences = 1 + !a.constantInput;
+  size_t sequences = 1 + !a.constantInput;
   bool aligned = rowsAligned(a.call.spk, a.rowBytes());
   for (unsigned s = 0; s < loops.states; ++s)
     if (a.call.states[s]) {
@@ -232,10 +232,10 @@ template <typename S> int neuronForward(const NeuronCall<S> &a) {
       aligned = aligned && rowsAligned(a.call.states[s], a.rowBytes());
     }
   const bool streaming = aligned && sequences * a.steps * a.rowBytes() > cachedBytes;
-  const std::size_t bytes = loops.states * sizeof(C) + a.parameterBytes();
-  const std::size_t tailBytes = sequences * a.steps * sizeof(S) * registerLanes<C> + 64 * SNNIPU_LANE_BYTES;
-  const auto block = [&](std::size_t begin, std::size_t count, Scratch &scratch) {
-    forPieces<C>(begin, count, a.elements, scratch, [&](Piece &piece, std::size_t) {
+  const size_t bytes = loops.states * sizeof(C) + a.parameterBytes();
+  const size_t tailBytes = sequences * a.steps * sizeof(S) * registerLanes<C> + 64 * SNNIPU_LANE_BYTES;
+  const auto block = [&](size_t begin, size_t count, Scratch &scratch) {
+    forPieces<C>(begin, count, a.elements, scratch, [&](Piece &piece, size_t) {
       ForwardSteps<S> f{};
       const auto x = piece.in(a.x(), a.steps, a.constantInput);
       f.x = x.at;
@@ -263,19 +263,19 @@ template <typename S> int neuronForward(const NeuronCall<S> &a) {
 }
 
 // to += from, for a row of a gradient.
-template <typename S, typename C> void addRow(C *to, const S *from, std::size_t size) {
-  for (std::size_t i = 0; i < size; ++i)
+template <typename S, typename C> void addRow(C *to, const S *from, size_t size) {
+  for (size_t i = 0; i < size; ++i)
     to[i] += load<SingleLane<C>>(from + i)[0];
 }
 
-template <typename S, typename C> void convertRow(C *to, const S *from, std::size_t size) {
-  for (std::size_t i = 0; i < size; i += registerLanes<C>)
+template <typename S, typename C> void convertRow(C *to, const S *from, size_t size) {
+  for (size_t i = 0; i < size; i += registerLanes<C>)
     store(to + i, load<Register<C>>(from + i));
 }
 
 // The fewest elements of a row if states are recomputed. Shorter rows would be in pages too far apart, so a segment has
 // fewer steps instead.
-constexpr std::size_t shortestRow = 2048;
+constexpr size_t shortestRow = 2048;
 
 template <typename S> int neuronBackward(const NeuronCall<S> &a) {
   using C = Compute<S>;
@@ -288,7 +288,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
   bool parameterGradients = false;
   AdjointReads reads = loops.reads;
   for (unsigned p = 0; p < loops.parameters; ++p) {
-    sums.emplace_back(static_cast<C *>(call.grad_parameters[p]), static_cast<std::size_t>(call.parameter_sizes[p]),
+    sums.emplace_back(static_cast<C *>(call.grad_parameters[p]), static_cast<size_t>(call.parameter_sizes[p]),
                       a.elements);
     if (call.grad_parameters[p]) {
       parameterGradients = true;
@@ -301,7 +301,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
   if (recomputeOutput)
     reads.before &= ~(1u << loops.outputState);
   // The adjoint reads states after each step. The caller stored them, or they are recomputed in segments of steps.
-  std::size_t readStates = 0;
+  size_t readStates = 0;
   bool recompute = false;
   for (unsigned s = 0; s < loops.states; ++s)
     if (reads.states() >> s & 1) {
@@ -316,33 +316,33 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
     constant = call.grad_constant >> (output ? 0 : 1 + s) & 1;
     return static_cast<const S *>(output ? call.grad_spk : call.grad_states[s]);
   };
-  const std::size_t workBytes =
+  const size_t workBytes =
       sizeof(C) * (2 * loops.states + recomputeOutput + (parameterGradients ? loops.parameters : 0) + a.constantInput) +
       a.parameterBytes();
-  const std::size_t stepBytes = recompute || !sameType ? readStates * sizeof(C) : 0;
-  std::size_t maxElements = elementsOf(backwardBytes, workBytes), segment = a.steps;
+  const size_t stepBytes = recompute || !sameType ? readStates * sizeof(C) : 0;
+  size_t maxElements = elementsOf(backwardBytes, workBytes), segment = a.steps;
   if (stepBytes) {
     maxElements = std::min(maxElements, std::max(shortestRow, recomputedBytes / (stepBytes * a.steps)));
-    segment = std::min(a.steps, std::max<std::size_t>(8, recomputedBytes / (stepBytes * maxElements)));
+    segment = std::min(a.steps, std::max<size_t>(8, recomputedBytes / (stepBytes * maxElements)));
   }
-  const std::size_t segments = (a.steps + segment - 1) / segment;
+  const size_t segments = (a.steps + segment - 1) / segment;
   const bool checkpointed = recompute && segments > 1;
-  const std::size_t checkpointBytes = checkpointed ? (segments - 1) * loops.states * sizeof(C) : 0;
-  const std::size_t bytes = workBytes + stepBytes * (segment + 1) + checkpointBytes;
-  std::size_t sequences = 1 + !a.constantInput;
+  const size_t checkpointBytes = checkpointed ? (segments - 1) * loops.states * sizeof(C) : 0;
+  const size_t bytes = workBytes + stepBytes * (segment + 1) + checkpointBytes;
+  size_t sequences = 1 + !a.constantInput;
   for (unsigned s = 0; s < loops.states; ++s)
     sequences += (call.grad_states[s] != nullptr) + (call.states[s] != nullptr);
   const bool streaming = !a.constantInput && (sequences + 1) * a.steps * a.rowBytes() > cachedBytes &&
                          rowsAligned(call.grad_x, a.rowBytes());
-  const std::size_t tailBytes =
+  const size_t tailBytes =
       (sequences + 2) * a.steps * sizeof(S) * registerLanes<C> + bytes * registerLanes<C> + 64 * SNNIPU_LANE_BYTES;
-  const auto block = [&](std::size_t begin, std::size_t count, Scratch &scratch) {
+  const auto block = [&](size_t begin, size_t count, Scratch &scratch) {
     C *blockSums[mostParameters] = {};
     if (parameterGradients)
       for (unsigned p = 0; p < loops.parameters; ++p)
         if (call.grad_parameters[p])
           blockSums[p] = scratch.take<C>(count + registerLanes<C>);
-    forPieces<C>(begin, count, a.elements, scratch, [&](Piece &piece, std::size_t offset) {
+    forPieces<C>(begin, count, a.elements, scratch, [&](Piece &piece, size_t offset) {
       const auto x = piece.in(a.x(), a.steps, a.constantInput);
       const ElementRange range{0, piece.size};
       ForwardSteps<S> f{};
@@ -390,11 +390,11 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
             recomputed[s] = piece.template scratch<C>(segment + 1);
       C *const output = recomputeOutput ? piece.template scratch<C>() : nullptr;
       C *const checkpoints = checkpointed ? piece.template scratch<C>((segments - 1) * loops.states) : nullptr;
-      const auto checkpoint = [&](std::size_t number, unsigned s) {
+      const auto checkpoint = [&](size_t number, unsigned s) {
         return checkpoints + ((number - 1) * loops.states + s) * piece.size;
       };
       if (checkpointed) {
-        for (std::size_t number = 1; number < segments; ++number) {
+        for (size_t number = 1; number < segments; ++number) {
           for (unsigned s = 0; s < loops.states; ++s) {
             f.state[s] = checkpoint(number, s);
             std::copy_n(number > 1 ? checkpoint(number - 1, s) : initial[s], piece.size, f.state[s]);
@@ -404,8 +404,8 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
           forward(f, range);
         }
       }
-      for (std::size_t number = segments; number-- > 0;) {
-        const std::size_t start = number * segment, steps = std::min(segment, a.steps - start);
+      for (size_t number = segments; number-- > 0;) {
+        const size_t start = number * segment, steps = std::min(segment, a.steps - start);
         for (unsigned s = 0; s < loops.states; ++s) {
           C *const first = number > 0 && checkpointed ? checkpoint(number, s) : initial[s];
           b.initial[s] = first;
@@ -428,7 +428,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
             b.initial[s] = recomputed[s];
             b.after[s] = recomputed[s] + piece.size;
             if (!recompute)
-              for (std::size_t row = start == 0; row <= steps; ++row)
+              for (size_t row = start == 0; row <= steps; ++row)
                 convertRow(recomputed[s] + row * piece.size,
                            storedStates[s].at + (start + row - 1) * storedStates[s].stride, piece.size);
           } else if constexpr (sameType) {
@@ -452,7 +452,7 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
       }
       if (a.constantInput) {
         const auto total = piece.out(static_cast<S *>(call.grad_x), 1);
-        for (std::size_t i = 0; i < piece.size; ++i)
+        for (size_t i = 0; i < piece.size; ++i)
           store(total.at + i, SingleLane<C>{b.gradConstant[i]});
       }
     });
@@ -468,23 +468,6 @@ template <typename S> int neuronBackward(const NeuronCall<S> &a) {
   return status;
 }
 
-template <typename S, typename... Neuron> int runStoredNeuron(const snnipu_neuron_call &call, bool backward) {
-  NeuronLoops<S> loops{};
-  const auto surrogate = static_cast<SurrogateKind>(call.surrogate);
-  if (call.variant < 0 || (backward && !isSurrogate(call.surrogate)))
-    return 1;
-  int number = 0;
-  (void)((call.neuron == number++ &&
-          (loops = variantLoops<Neuron, S>(static_cast<unsigned>(call.variant), surrogate,
-                                           std::make_integer_sequence<unsigned, Neuron::variants>()),
-           true)) ||
-         ...);
-  if (!loops.forward[0])
-    return 1;
-  const NeuronCall<S> arguments{call, loops};
-  return backward ? neuronBackward(arguments) : neuronForward(arguments);
-}
-
 // SNNIPU_STORAGE: compile one storage type only, as a library of a user-defined neuron does.
 #if defined(SNNIPU_STORAGE)
 template <typename S> constexpr bool hasStorage = std::is_same_v<S, SNNIPU_STORAGE>;
@@ -493,10 +476,22 @@ template <typename S> constexpr bool hasStorage = true;
 #endif
 
 template <typename S, typename... Neuron> int runNeuron(const snnipu_neuron_call &call, bool backward) {
-  if constexpr (!hasStorage<S>)
-    return 1;
-  else
-    return runStoredNeuron<S, Neuron...>(call, backward);
+  if constexpr (hasStorage<S>) {
+    NeuronLoops<S> loops{};
+    const auto surrogate = static_cast<SurrogateKind>(call.surrogate);
+    int number = 0;
+    if (call.variant >= 0 && (!backward || isSurrogate(call.surrogate)))
+      (void)((call.neuron == number++ &&
+              (loops = variantLoops<Neuron, S>(static_cast<unsigned>(call.variant), surrogate,
+                                               std::make_integer_sequence<unsigned, Neuron::variants>()),
+               true)) ||
+             ...);
+    if (loops.forward[0]) {
+      const NeuronCall<S> arguments{call, loops};
+      return backward ? neuronBackward(arguments) : neuronForward(arguments);
+    }
+  }
+  return 1;
 }
 
 template <typename... Neuron> int runNeurons(const snnipu_neuron_call &call, bool backward) {

@@ -1,10 +1,13 @@
 // Distribution of blocks of work over threads.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 
 namespace snnipu {
+
+using std::size_t;
 
 using ThreadBody = void (*)(void *);
 
@@ -15,24 +18,30 @@ void runThreads(ThreadBody body, void *data, unsigned threads);
 const char *threadRuntime();
 
 // Call body(block) for each block of [0, blocks). A thread takes the next block when it has finished one.
-template <typename Body> void parallelFor(std::size_t blocks, unsigned threads, const Body &body) {
+template <typename Body> void parallelFor(size_t blocks, unsigned threads, const Body &body) {
   if (threads <= 1 || blocks <= 1) {
-    for (std::size_t block = 0; block < blocks; ++block)
+    for (size_t block = 0; block < blocks; ++block)
       body(block);
     return;
   }
   struct Shared {
     const Body &body;
-    std::size_t blocks;
-    std::atomic<std::size_t> next;
+    size_t blocks;
+    std::atomic<size_t> next;
   } shared{body, blocks, {0}};
   runThreads(
       [](void *data) {
         auto &work = *static_cast<Shared *>(data);
-        for (std::size_t block = work.next++; block < work.blocks; block = work.next++)
+        for (size_t block = work.next++; block < work.blocks; block = work.next++)
           work.body(block);
       },
       &shared, blocks < threads ? static_cast<unsigned>(blocks) : threads);
+}
+
+// Call body(begin, end) for pieces of [0, total) of `piece` items; the last piece may have fewer.
+template <typename Body> void parallelPieces(size_t total, size_t piece, unsigned threads, const Body &body) {
+  parallelFor((total + piece - 1) / piece, threads,
+              [&](size_t part) { body(part * piece, std::min(total, (part + 1) * piece)); });
 }
 
 } // namespace snnipu

@@ -1,21 +1,22 @@
 // The time loop of a neuron whose spikes are its input through a fully connected layer one step later.
 #include "host/recurrent.h"
 
+#include "host/dtypes.hpp"
+
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <memory>
-#include <new>
 
 namespace snnipu {
 namespace {
 
 // BLAS chooses its kernel, and so its rounding, by the alignment of the operands, in bytes.
-constexpr std::size_t alignment = 64;
+constexpr size_t alignment = 64;
 
 template <typename C> class AlignedRow {
 public:
-  explicit AlignedRow(std::size_t elements)
+  explicit AlignedRow(size_t elements)
       : memory_(new unsigned char[elements * sizeof(C) + alignment]), at_(memory_.get()) {
     at_ += (alignment - reinterpret_cast<std::uintptr_t>(at_) % alignment) % alignment;
   }
@@ -29,22 +30,21 @@ private:
 template <typename C> struct RecurrentLoop {
   const snnipu_recurrent_call &call;
   const snnipu_neuron_call &all;
-  const std::size_t steps, elements;
+  const size_t steps, elements;
   const unsigned first; // the first state that is not the layer's output
   snnipu_neuron_call step;
   AlignedRow<C> product, sum, aligned;
 
   explicit RecurrentLoop(const snnipu_recurrent_call &of)
-      : call(of), all(*of.all), steps(static_cast<std::size_t>(all.steps)),
-        elements(static_cast<std::size_t>(all.elements)), first(of.adds ? 0 : 1), step(*of.all), product(elements),
-        sum(elements), aligned(elements) {
+      : call(of), all(*of.all), steps(static_cast<size_t>(all.steps)), elements(static_cast<size_t>(all.elements)),
+        first(of.adds ? 0 : 1), step(*of.all), product(elements), sum(elements), aligned(elements) {
     step.steps = 1;
     std::fill(std::begin(step.states), std::end(step.states), nullptr);
   }
 
   unsigned states() const { return static_cast<unsigned>(call.num_states); }
-  template <typename T> T *row(T *sequence, std::size_t t) const { return sequence + t * elements; }
-  const C *input(std::size_t t) const {
+  template <typename T> T *row(T *sequence, size_t t) const { return sequence + t * elements; }
+  const C *input(size_t t) const {
     const auto *x = static_cast<const C *>(all.x);
     return x && !all.constant_input ? row(x, t) : x;
   }
@@ -62,9 +62,9 @@ template <typename C> struct RecurrentLoop {
   // Return the layer's output for the spikes of a step, or null if there are neither spikes nor a bias.
   const C *layerOutput(const C *spikes) const {
     const auto *bias = static_cast<const C *>(call.bias);
-    const auto features = static_cast<std::size_t>(call.features);
+    const auto features = static_cast<size_t>(call.features);
     if (bias)
-      for (std::size_t at = 0; at < elements; at += features)
+      for (size_t at = 0; at < elements; at += features)
         std::copy_n(bias, features, product.get() + at);
     if (!spikes)
       return bias ? product.get() : nullptr;
@@ -76,7 +76,7 @@ template <typename C> struct RecurrentLoop {
 
   const C *added(const C *a, const C *b) const {
     C *const out = sum.get();
-    for (std::size_t i = 0; i < elements; ++i)
+    for (size_t i = 0; i < elements; ++i)
       out[i] = a[i] + b[i];
     return out;
   }
@@ -86,7 +86,7 @@ template <typename C> struct RecurrentLoop {
 template <typename C> struct AlternatingRows {
   std::unique_ptr<AlignedRow<C>> rows[SNNIPU_MOST_STATES][2];
 
-  C *at(unsigned state, std::size_t t, std::size_t elements) {
+  C *at(unsigned state, size_t t, size_t elements) {
     auto &row = rows[state][t % 2];
     if (!row)
       row = std::make_unique<AlignedRow<C>>(elements);
@@ -102,7 +102,7 @@ template <typename C> int recurrentForward(const snnipu_recurrent_call &call) {
   const auto *spikes = static_cast<const C *>(call.first);
   for (unsigned s = loop.first; s < loop.states(); ++s)
     step.initial[s] = loop.all.initial[s];
-  for (std::size_t t = 0; t < loop.steps; ++t) {
+  for (size_t t = 0; t < loop.steps; ++t) {
     const C *const arriving = loop.layerOutput(spikes), *x = loop.input(t);
     if (call.adds && arriving)
       x = loop.added(x, arriving);
@@ -138,21 +138,21 @@ template <typename C> int recurrentBackward(const snnipu_recurrent_call &call) {
   AlternatingRows<C> spare;
   auto &step = loop.step;
   const auto &all = loop.all;
-  const auto upstream = [&](const void *of, unsigned bit, std::size_t t) -> const C * {
+  const auto upstream = [&](const void *of, unsigned bit, size_t t) -> const C * {
     const auto *rows = static_cast<const C *>(of);
     return rows && !(all.grad_constant >> bit & 1) ? loop.row(rows, t) : rows;
   };
   std::unique_ptr<AlignedRow<C>> stepGradients[SNNIPU_MOST_PARAMETERS];
   for (unsigned p = 0; p < SNNIPU_MOST_PARAMETERS; ++p)
     if (all.grad_parameters[p]) {
-      stepGradients[p] = std::make_unique<AlignedRow<C>>(static_cast<std::size_t>(all.parameter_sizes[p]));
+      stepGradients[p] = std::make_unique<AlignedRow<C>>(static_cast<size_t>(all.parameter_sizes[p]));
       step.grad_parameters[p] = stepGradients[p]->get();
     }
   for (unsigned s = loop.first; s < loop.states(); ++s)
     step.grad_final[s] = all.grad_final[s];
   const auto *const spk = static_cast<const C *>(all.spk), *const incoming = static_cast<const C *>(call.incoming);
   const auto *carried = static_cast<const C *>(call.grad_last);
-  for (std::size_t t = loop.steps; t-- > 0;) {
+  for (size_t t = loop.steps; t-- > 0;) {
     const C *const spikes = loop.row(spk, t), *const arriving = incoming ? loop.row(incoming, t) : nullptr;
     const C *const x = call.adds ? arriving : loop.input(t);
     step.x = x;
@@ -185,7 +185,7 @@ template <typename C> int recurrentBackward(const snnipu_recurrent_call &call) {
     for (unsigned p = 0; p < SNNIPU_MOST_PARAMETERS; ++p)
       if (stepGradients[p]) {
         auto *const total = static_cast<C *>(all.grad_parameters[p]);
-        for (std::size_t i = 0; i < static_cast<std::size_t>(all.parameter_sizes[p]); ++i)
+        for (size_t i = 0; i < static_cast<size_t>(all.parameter_sizes[p]); ++i)
           total[i] += stepGradients[p]->get()[i];
       }
   }
@@ -198,18 +198,9 @@ template <typename C> int recurrentBackward(const snnipu_recurrent_call &call) {
 }
 
 int recurrent(const snnipu_recurrent_call &call, bool backward) {
-  try {
-    switch (call.all->dtype) {
-    case SNNIPU_F32:
-      return backward ? recurrentBackward<float>(call) : recurrentForward<float>(call);
-    case SNNIPU_F64:
-      return backward ? recurrentBackward<double>(call) : recurrentForward<double>(call);
-    default:
-      return 1;
-    }
-  } catch (const std::bad_alloc &) {
-    return 2;
-  }
+  return forType(call.all->dtype, [&](auto type) {
+    return backward ? recurrentBackward<decltype(type)>(call) : recurrentForward<decltype(type)>(call);
+  });
 }
 
 } // namespace

@@ -1,111 +1,9 @@
 // Host implementation of select_spikes, dense_to_sparse and sparse_to_dense: rows of (time, sample), distributed over
 // threads.
+#include "host/select_spikes.hpp"
 #include "host/bits.hpp"
-#include "host/sparse.hpp"
-
-// The codelet file itself: its templates are instantiated here for the host's types.
-#include "vertices/select_spikes.cpp"
 
 namespace snnipu {
-
-template <typename C>
-void selectSteps(const uint32_t *fired, const uint32_t *carried, const Slots<C> &to, size_t firstStep, size_t steps,
-                 unsigned threads) {
-  const WorkerOrder order = workerOrder();
-  const size_t words = (to.neurons + 31) / 32;
-  parallelFor(steps, threads, [&](size_t step) {
-    const size_t row = step * to.batch, t = firstStep + step;
-    SelectSpikes<C> vertex;
-    vertex.fired.connect(fired + row * words);
-    vertex.carried.connect(carried + row * words);
-    vertex.ids.connect(to.ids + row * to.slots);
-    vertex.values.connect(to.values + row * to.slots);
-    vertex.counts.connect(to.counts + 2 * row);
-    vertex.dropped.connect(to.dropped + 2 * row);
-    vertex.rows = static_cast<unsigned>(to.batch);
-    vertex.words = static_cast<unsigned>(words);
-    vertex.slots = static_cast<unsigned>(to.slots);
-    const unsigned start = to.rotate ? static_cast<unsigned>(t * to.slots % to.neurons) : 0;
-    vertex.start.connect(&start);
-    runVertex(vertex, order);
-  });
-}
-
-template void selectSteps(const uint32_t *, const uint32_t *, const Slots<float> &, size_t, size_t, unsigned);
-template void selectSteps(const uint32_t *, const uint32_t *, const Slots<double> &, size_t, size_t, unsigned);
-
-template <typename C> void selectAll(const Call<C> &a, const uint32_t *carried) {
-  const Slots<C> to{a.c.ids_out,     a.out(a.c.values_out),  a.c.counts_out,    a.c.dropped,
-                    size(a.c.batch), size(a.c.output_slots), size(a.c.neurons), a.c.rotate != 0};
-  const size_t work = a.rows() * (to.neurons / 4 + to.slots);
-  selectSteps(a.c.fired, carried, to, 0, size(a.c.steps), threadsFor(work, a.threads()));
-}
-
-template void selectAll(const Call<float> &, const uint32_t *);
-template void selectAll(const Call<double> &, const uint32_t *);
-
-namespace {
-
-// Rows of a task.
-constexpr size_t rowsAtOnce = 64;
-
-// Call body(begin, end) for pieces of [0, rows).
-template <typename Body> void forRows(size_t rows, unsigned threads, const Body &body) {
-  parallelFor((rows + rowsAtOnce - 1) / rowsAtOnce, threads,
-              [&](size_t piece) { body(piece * rowsAtOnce, std::min(rows, (piece + 1) * rowsAtOnce)); });
-}
-
-template <SurrogateKind K, typename C> void spikeGradientOf(const SpikeGradient<C> &a, size_t rows, unsigned threads) {
-  const WorkerOrder order = workerOrder();
-  forRows(rows, threads, [&](size_t begin, size_t end) {
-    SelectSpikesBackward<C, K> vertex;
-    vertex.grad.connect(a.grad + begin * a.slots);
-    vertex.mem.connect(a.mem + begin * a.slots);
-    vertex.threshold.connect(a.threshold);
-    vertex.ids.connect(a.ids + begin * a.slots);
-    vertex.counts.connect(a.counts + 2 * begin);
-    vertex.through.connect(a.through + begin * a.slots);
-    vertex.surrogateA = a.a;
-    vertex.surrogateB = a.b;
-    vertex.rows = static_cast<unsigned>(end - begin);
-    vertex.slots = static_cast<unsigned>(a.slots);
-    vertex.perNeuron = a.perNeuron;
-    runVertex(vertex, order);
-  });
-}
-
-} // namespace
-
-template <typename C> int spikeGradient(const SpikeGradient<C> &arguments, size_t rows, unsigned threads) {
-  if (!isSurrogate(arguments.surrogate))
-    return Unknown;
-  switch (static_cast<SurrogateKind>(arguments.surrogate)) {
-#define SNNIPU_CASE(Name)                                                                                              \
-  case SurrogateKind::Name:                                                                                            \
-    spikeGradientOf<SurrogateKind::Name>(arguments, rows, threads);                                                    \
-    return Done;
-    SNNIPU_SURROGATES(SNNIPU_CASE)
-#undef SNNIPU_CASE
-  case SurrogateKind::Any:
-    break;
-  }
-  return Unknown;
-}
-
-template int spikeGradient(const SpikeGradient<float> &, size_t, unsigned);
-template int spikeGradient(const SpikeGradient<double> &, size_t, unsigned);
-
-size_t mostBits(const uint32_t *bits, size_t rows, size_t words) {
-  size_t most = 0;
-  for (size_t row = 0; row < rows; ++row) {
-    size_t set = 0;
-    for (size_t word = 0; word < words; ++word)
-      set += static_cast<size_t>(__builtin_popcount(bits[row * words + word]));
-    most = std::max(most, set);
-  }
-  return most;
-}
-
 namespace {
 
 // Return one bit for each of up to 32 neurons: predicate(neuron).
@@ -243,15 +141,15 @@ template <typename C> int denseToSparse(const Call<C> &a) {
 
 // Rows of slots, which are elements of a dense tensor [cells, neurons]: row r belongs to cell r modulo cells.
 template <typename C> struct SlotRows {
-  const int32_t *ids, *counts;
-  size_t rows, cells, slots, neurons;
-  int32_t maxThreads;
+  const Call<C> &a;
+  const int32_t *const ids = a.c.ids, *const counts = a.c.counts;
+  const size_t rows = a.rows(), cells = size(a.c.cells), slots = size(a.c.slots), neurons = size(a.c.neurons);
 
   // Check that all ids are in range, then call body for pieces of [0, cells). Return BadSpikes if they are not.
   template <typename Body> int forPieces(size_t additions, const Body &body) const {
-    if (!CheckedSpikes<C>({ids, nullptr, counts, rows, 1, slots, neurons}, 1, false).fill(maxThreads))
+    if (!CheckedSpikes<C>({ids, nullptr, counts, rows, 1, slots, neurons}, 1, false).fill(a.threads()))
       return BadSpikes;
-    forRows(cells, threadsFor(additions, maxThreads), body);
+    parallelPieces(cells, rowsAtOnce, threadsFor(additions, a.threads()), body);
     return Done;
   }
   // Call body(row, cell) for the rows of cells [begin, end), in the order of memory.
@@ -266,7 +164,9 @@ template <typename C> struct SlotRows {
       body(static_cast<size_t>(ids[slot]), slot);
   }
 
-  int toDense(const C *values, C *dense) const {
+  int toDense() const {
+    const C *const values = a.in(a.c.values);
+    C *const dense = a.out(a.c.out);
     return forPieces(cells * neurons + rows * slots, [=](size_t begin, size_t end) {
       std::fill(dense + begin * neurons, dense + end * neurons, C(0));
       forRowsOf(begin, end, [=](size_t row, size_t cell) {
@@ -274,7 +174,9 @@ template <typename C> struct SlotRows {
       });
     });
   }
-  int fromDense(const C *dense, C *values) const {
+  int fromDense() const {
+    const C *const dense = a.in(a.c.x);
+    C *const values = a.out(a.c.values_out);
     return forPieces(4 * rows * slots, [=](size_t begin, size_t end) {
       forRowsOf(begin, end, [=](size_t row, size_t cell) {
         std::fill(values + row * slots, values + (row + 1) * slots, C(0));
@@ -284,66 +186,37 @@ template <typename C> struct SlotRows {
   }
 };
 
-template <typename C>
-void above(const C *x, const C *threshold, bool perNeuron, bool second, C gradThreshold, uint32_t *fired,
-           uint32_t *carried, int64_t *most, size_t rows, size_t neurons, int32_t maxThreads) {
-  const size_t words = (neurons + 31) / 32;
-  forRows(rows, threadsFor(rows * neurons, maxThreads), [=](size_t begin, size_t end) {
+template <typename C> int above(const Call<C> &a) {
+  const size_t rows = a.rows(), neurons = size(a.c.neurons), words = (neurons + 31) / 32;
+  const bool perNeuron = a.c.threshold_size > 1, second = a.c.has_second_threshold != 0;
+  parallelPieces(rows, rowsAtOnce, threadsFor(rows * neurons, a.threads()), [&](size_t begin, size_t end) {
     for (size_t row = begin; row < end; ++row)
-      aboveRow(x + row * neurons, threshold, perNeuron, second, gradThreshold, neurons, fired + row * words,
-               carried + row * words);
+      aboveRow(a.in(a.c.x) + row * neurons, a.in(a.c.threshold), perNeuron, second, a.number(a.c.second_threshold),
+               neurons, a.c.fired + row * words, a.c.carried + row * words);
   });
-  *most = static_cast<int64_t>(mostBits(carried, rows, words));
+  a.c.most = static_cast<int64_t>(mostBits(a.c.carried, rows, words));
+  return Done;
 }
 
-template <typename C> SlotRows<C> slotRows(const Call<C> &a) {
-  return {a.c.ids, a.c.counts, a.rows(), size(a.c.cells), size(a.c.slots), size(a.c.neurons), a.threads()};
+template <typename C> int select(const Call<C> &a) {
+  selectAll(a, a.c.carried);
+  return Done;
 }
+
+template <typename C> int selectBackward(const Call<C> &a) {
+  const SpikeGradient<C> arguments(a, a.c.threshold);
+  return spikeGradient(arguments, a.rows(), threadsFor(4 * a.rows() * arguments.slots, a.threads()));
+}
+
+template <typename C> int toDense(const Call<C> &a) { return SlotRows<C>{a}.toDense(); }
+template <typename C> int fromDense(const Call<C> &a) { return SlotRows<C>{a}.fromDense(); }
 
 } // namespace
 } // namespace snnipu
 
-using snnipu::run;
-using snnipu::size;
-using std::size_t;
-
-extern "C" {
-
-int snnipu_above(snnipu_sparse_call *call) {
-  return run(call, [](auto a) {
-    snnipu::above(a.in(a.c.x), a.in(a.c.threshold), a.c.threshold_size > 1, a.c.has_second_threshold != 0,
-                  a.number(a.c.second_threshold), a.c.fired, a.c.carried, &a.c.most, a.rows(), size(a.c.neurons),
-                  a.threads());
-    return snnipu::Done;
-  });
-}
-
-int snnipu_dense_to_sparse_fwd(snnipu_sparse_call *call) {
-  return run(call, [](auto a) { return snnipu::denseToSparse(a); });
-}
-
-int snnipu_select_spikes_fwd(snnipu_sparse_call *call) {
-  return run(call, [](auto a) {
-    snnipu::selectAll(a, a.c.carried);
-    return snnipu::Done;
-  });
-}
-
-int snnipu_select_spikes_bwd(snnipu_sparse_call *call) {
-  return run(call, [](auto a) {
-    const snnipu::SpikeGradient<std::decay_t<decltype(a.number(0))>> arguments{
-        a.in(a.c.grad), a.in(a.c.slot_mem),        a.in(a.c.threshold),      a.c.ids_out,
-        a.c.counts_out, a.out(a.c.grad_values),    size(a.c.output_slots),   a.c.threshold_size > 1,
-        a.c.surrogate,  a.number(a.c.surrogate_a), a.number(a.c.surrogate_b)};
-    return snnipu::spikeGradient(arguments, a.rows(), snnipu::threadsFor(4 * a.rows() * arguments.slots, a.threads()));
-  });
-}
-
-int snnipu_sparse_to_dense_fwd(snnipu_sparse_call *call) {
-  return run(call, [](auto a) { return snnipu::slotRows(a).toDense(a.in(a.c.values), a.out(a.c.out)); });
-}
-
-int snnipu_sparse_to_dense_bwd(snnipu_sparse_call *call) {
-  return run(call, [](auto a) { return snnipu::slotRows(a).fromDense(a.in(a.c.x), a.out(a.c.values_out)); });
-}
-}
+SNNIPU_RUN(above, above)
+SNNIPU_RUN(dense_to_sparse_fwd, denseToSparse)
+SNNIPU_RUN(select_spikes_fwd, select)
+SNNIPU_RUN(select_spikes_bwd, selectBackward)
+SNNIPU_RUN(sparse_to_dense_fwd, toDense)
+SNNIPU_RUN(sparse_to_dense_bwd, fromDense)

@@ -2,6 +2,7 @@
 // gathered by spike id.
 #pragma once
 
+#include "host/dtypes.hpp"
 #include "host/parallel.hpp"
 #include "host/sparse.h"
 #include "host/workers.hpp"
@@ -16,8 +17,6 @@
 #include "neuron/sparse.hpp"
 
 namespace snnipu {
-
-using std::size_t;
 
 // The fewest additions that are worth a thread, because waking one takes tens of microseconds.
 constexpr size_t additionsPerThread = 262144;
@@ -90,21 +89,12 @@ template <typename C> struct Call {
   }
 };
 
-// Call body(Call<C>) with the call's type C and return its status.
-template <typename Body> int run(snnipu_sparse_call *call, const Body &body) {
-  try {
-    switch (call->dtype) {
-    case SNNIPU_F32:
-      return body(Call<float>{*call});
-    case SNNIPU_F64:
-      return body(Call<double>{*call});
-    default:
-      return Unknown;
-    }
-  } catch (const std::bad_alloc &) {
-    return OutOfMemory;
+// Define the C function of an operator, which passes its call to a function of Call<C>.
+#define SNNIPU_RUN(NAME, ...)                                                                                          \
+  SNNIPU_SPARSE(NAME) {                                                                                                \
+    return snnipu::forType(call->dtype,                                                                                \
+                           [call](auto type) { return snnipu::__VA_ARGS__(snnipu::Call<decltype(type)>{*call}); });    \
   }
-}
 
 // An array that is not initialised.
 template <typename T> class Uninitialised {
@@ -148,6 +138,7 @@ private:
 // stream.
 class LargestSize {
 public:
+  size_t most() const { return most_; }
   size_t expected() const { return most_ + most_ / 16; }
   void record(size_t size) {
     size_t before = most_;
@@ -183,10 +174,9 @@ public:
     if (narrow_)
       ids_ = Uninitialised<uint16_t>(spikes_.rows() * most_);
     std::atomic<bool> valid{true}, unit{true};
-    constexpr size_t piece = 32;
-    parallelFor((spikes_.rows() + piece - 1) / piece, threadsFor(4 * total_[1], maxThreads), [&](size_t part) {
+    parallelPieces(spikes_.rows(), 32, threadsFor(4 * total_[1], maxThreads), [&](size_t begin, size_t end) {
       bool partValid = true, partUnit = true;
-      for (size_t row = part * piece; row < std::min(spikes_.rows(), (part + 1) * piece); ++row) {
+      for (size_t row = begin; row < end; ++row) {
         partValid = spikes_.idsInRange(row) && partValid;
         partUnit = partUnit && !spikes_.valuesOf(row);
         if (narrow_)
@@ -244,9 +234,8 @@ public:
       return;
     end_ = Uninitialised<uint32_t>((tiles_ + 1) * rows);
     std::atomic<bool> ascending{true};
-    constexpr size_t piece = 32;
-    parallelFor((rows + piece - 1) / piece, threadsFor(4 * checked.total(0), maxThreads), [&](size_t part) {
-      for (size_t row = part * piece; row < std::min(rows, (part + 1) * piece); ++row)
+    parallelPieces(rows, 32, threadsFor(4 * checked.total(0), maxThreads), [&](size_t begin, size_t end) {
+      for (size_t row = begin; row < end; ++row)
         checked_.withIds(row, [&](const auto *ids) {
           if (!split(ids, row))
             ascending = false;
@@ -425,88 +414,6 @@ template <typename C> struct SlotsByNeuron {
       begin[which] = begin[which - 1];
     begin[0] = 0;
   }
-};
-
-// Write the matrix [neurons][inputs] as blocks [inputs][lanes], with zeros in the padding.
-template <typename C> int packWeight(const C *weight, const Blocks &blocks, C *packed, int32_t threads);
-
-// SelectSpikes for the rows of `steps` time steps from firstStep on, and SelectSpikesBackward for rows; see
-// csrc/host/select_spikes.cpp.
-template <typename C> struct Slots {
-  int32_t *ids;
-  C *values;
-  int32_t *counts, *dropped;
-  size_t batch, slots, neurons;
-  bool rotate;
-};
-template <typename C>
-void selectSteps(const uint32_t *fired, const uint32_t *carried, const Slots<C> &to, size_t firstStep, size_t steps,
-                 unsigned threads);
-// Select the slots of all steps of a call from its `fired` and from `carried`.
-template <typename C> void selectAll(const Call<C> &a, const uint32_t *carried);
-template <typename C> struct SpikeGradient {
-  const C *grad, *mem, *threshold;
-  const int32_t *ids, *counts;
-  C *through;
-  size_t slots;
-  bool perNeuron;
-  int64_t surrogate;
-  C a, b;
-};
-template <typename C> int spikeGradient(const SpikeGradient<C> &arguments, size_t rows, unsigned threads);
-// Return the largest number of bits set in a row of words.
-size_t mostBits(const uint32_t *bits, size_t rows, size_t words);
-
-// Gradients of a layer's weight and of its input's values, from the gradient of its membranes. It is given one chunk of
-// one block at a time; a thread handles the chunks of a block in a fixed order.
-template <typename C> class InputGradient {
-public:
-  // weight: packed, or null if gradValues is null. gradWeight and gradValues may be null. delay: of the spikes, in
-  // steps. checked: all carried slots of `spikes`.
-  InputGradient(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, size_t delay, const Blocks &blocks,
-                const C *weight, C scale, C *gradWeight, C *gradValues, const std::vector<Chunk> &chunks)
-      : spikes_(spikes), checked_(checked), delay_(delay), blocks_(blocks), weight_(weight), scale_(scale),
-        gradWeight_(gradWeight), gradValues_(gradValues), chunks_(chunks), groups_(blocks.count()) {
-    if (gradValues) {
-      const size_t fit = partialBytes / (sizeof(C) * std::max<size_t>(1, spikes.rows() * checked.fullestRow()));
-      groups_ = std::min(groups_, std::min(mostGroups, std::max(fewestGroups, fit)));
-    }
-  }
-
-  // Groups of blocks, which are distributed over threads: [groupBegin(g), groupBegin(g + 1)).
-  size_t groups() const { return groups_; }
-  size_t groupBegin(size_t group) const { return group * blocks_.count() / groups_; }
-
-  // Call once, before the blocks.
-  int prepare(unsigned threads);
-  // Call from the thread that has the group: for each of its blocks, chunks from the last to the first. grad: [rows of
-  // the chunk][lanes of the block].
-  void add(size_t group, size_t block, size_t chunk, const C *grad, C *sums);
-  void endBlock(size_t block, C *sums);
-  // Call once, after all blocks.
-  void finish(unsigned threads);
-
-  size_t sumsSize() const { return gradWeight_ ? blocks_.inputs * blockLanes : 0; }
-
-private:
-  // The steps of a chunk in which input spikes arrive.
-  Chunk arriving(size_t chunk) const {
-    return {std::max(chunks_[chunk].begin, delay_), std::max(chunks_[chunk].end, delay_)};
-  }
-
-  Spikes<C> spikes_;
-  const CheckedSpikes<C> &checked_;
-  size_t delay_;
-  Blocks blocks_;
-  const C *weight_;
-  C scale_;
-  C *gradWeight_, *gradValues_;
-  const std::vector<Chunk> &chunks_;
-  size_t groups_;
-  std::vector<SlotsByNeuron<C>> byNeuron_;
-  std::vector<size_t> first_;     // [chunks + 1]: index of a chunk's first slot among those of all chunks
-  Uninitialised<uint32_t> place_; // [rows][slots] of the spikes: index in byNeuron_ of their chunk
-  Uninitialised<C> partial_;      // [groups][slots of all chunks, by neuron]
 };
 
 } // namespace snnipu

@@ -375,18 +375,6 @@ private:
   std::vector<uint64_t> bits_;    // the same masks channel by channel
 };
 
-// The output slots.
-template <typename C> struct ConvSlots {
-  int32_t *ids;
-  C *values;
-  int32_t *counts, *dropped;
-  C *mem;
-  uint32_t *fired;
-  int32_t *source, *neuronCounts; // with a pool
-  size_t slots;
-  bool rotate;
-};
-
 // Selection of neurons for the free slots: the first in cyclic order, starting with the step's first id.
 struct CyclicSelection {
   size_t candidates, slots, smaller; // smaller: candidates with ids below the step's first id
@@ -397,9 +385,9 @@ struct CyclicSelection {
 };
 
 // Write the part of a row that only layers with a pool have, except the number of spikes.
-template <typename C> void writePooledRow(const ForwardState<C> &state, const ConvSlots<C> &to, size_t row) {
-  const size_t t = row / state.batch, sample = row % state.batch;
-  int32_t *source = to.source + row * to.slots, *const end = source + to.slots;
+template <typename C> void writePooledRow(const ForwardState<C> &state, const Call<C> &a, size_t row) {
+  const size_t t = row / state.batch, sample = row % state.batch, slots = size(a.c.output_slots);
+  int32_t *source = a.c.source + row * slots, *const end = source + slots;
   for (size_t kind = 0; kind < 2; ++kind)
     for (size_t block = 0; block < state.blocks.count(); ++block) {
       const CarriedNeurons<C> &events = state.events[block * state.batch + sample];
@@ -407,7 +395,7 @@ template <typename C> void writePooledRow(const ForwardState<C> &state, const Co
       source = std::copy(from, events.source.data() + events.begin[2 * t + kind + 1], source);
     }
   std::fill(source, end, 0);
-  int32_t &carried = to.neuronCounts[2 * row + 1] = 0;
+  int32_t &carried = a.c.neuron_counts[2 * row + 1] = 0;
   for (size_t block = 0; block < state.blocks.count(); ++block)
     carried += static_cast<int32_t>(state.events[block * state.batch + sample].carried[t]);
 }
@@ -431,9 +419,10 @@ template <typename C> size_t setFired(const ForwardState<C> &state, size_t row, 
   return count;
 }
 
-template <typename C> void selectRow(const ForwardState<C> &state, const ConvSlots<C> &to, size_t row) {
+template <typename C> void selectRow(const ForwardState<C> &state, const Call<C> &a, size_t row) {
   const size_t t = row / state.batch, sample = row % state.batch, neurons = state.sizes.neurons();
-  const uint32_t start = to.rotate ? static_cast<uint32_t>(t * to.slots % neurons) : 0;
+  const size_t slots = size(a.c.output_slots);
+  const uint32_t start = a.c.rotate ? static_cast<uint32_t>(t * slots % neurons) : 0;
   // Call body(ids, membranes, count) for each block. kind 0: neurons that fired; 1: the others.
   const auto forBlocks = [&](size_t kind, const auto &body) {
     for (size_t block = 0; block < state.blocks.count(); ++block) {
@@ -442,12 +431,12 @@ template <typename C> void selectRow(const ForwardState<C> &state, const ConvSlo
       body(events.ids.data() + begin, events.mem.data() + begin, end - begin);
     }
   };
-  int32_t *const ids = to.ids + row * to.slots;
-  C *const values = to.values + row * to.slots, *const mem = to.mem + row * to.slots;
-  const size_t firing = setFired(state, row, to.fired + row * state.sizes.words());
-  if (to.neuronCounts) {
-    writePooledRow(state, to, row);
-    to.neuronCounts[2 * row] = static_cast<int32_t>(firing);
+  int32_t *const ids = a.c.ids_out + row * slots;
+  C *const values = a.out(a.c.values_out) + row * slots, *const mem = a.out(a.c.slot_mem) + row * slots;
+  const size_t firing = setFired(state, row, a.c.fired + row * state.sizes.words());
+  if (a.c.neuron_counts) {
+    writePooledRow(state, a, row);
+    a.c.neuron_counts[2 * row] = static_cast<int32_t>(firing);
   }
   size_t used = 0, spikes = 0, candidates = 0, fired = 0;
   for (size_t kind = 0; kind < 2; ++kind) {
@@ -456,7 +445,7 @@ template <typename C> void selectRow(const ForwardState<C> &state, const ConvSlo
       selection.candidates += count;
       selection.smaller += static_cast<size_t>(std::lower_bound(from, from + count, start) - from);
     });
-    selection.slots = std::min(selection.candidates, to.slots - used);
+    selection.slots = std::min(selection.candidates, slots - used);
     size_t seen = 0;
     forBlocks(kind, [&](const uint32_t *from, const C *membranes, size_t count) {
       if (selection.slots == selection.candidates) {
@@ -478,13 +467,13 @@ template <typename C> void selectRow(const ForwardState<C> &state, const ConvSlo
     }
   }
   std::fill(values, values + spikes, C(1));
-  std::fill(values + spikes, values + to.slots, C(0));
-  std::fill(ids + used, ids + to.slots, 0);
-  std::fill(mem + used, mem + to.slots, C(0));
-  to.counts[2 * row] = static_cast<int32_t>(spikes);
-  to.counts[2 * row + 1] = static_cast<int32_t>(used);
-  to.dropped[2 * row] = static_cast<int32_t>(fired - spikes);
-  to.dropped[2 * row + 1] = static_cast<int32_t>(candidates - used);
+  std::fill(values + spikes, values + slots, C(0));
+  std::fill(ids + used, ids + slots, 0);
+  std::fill(mem + used, mem + slots, C(0));
+  a.c.counts_out[2 * row] = static_cast<int32_t>(spikes);
+  a.c.counts_out[2 * row + 1] = static_cast<int32_t>(used);
+  a.c.dropped[2 * row] = static_cast<int32_t>(fired - spikes);
+  a.c.dropped[2 * row + 1] = static_cast<int32_t>(candidates - used);
 }
 
 // Run body(task), which returns true if the ids of its rows are valid. Ids are checked when their row is read, because
@@ -502,9 +491,8 @@ template <typename C> class MapsForward {
 public:
   using Connection = Convolution<C>;
 
-  MapsForward(const Connection &convolution, const LayerForward<C> &arguments, const CheckedSpikes<C> &,
-              const Call<C> &call)
-      : convolution_(convolution), a_(arguments), windows_(convolution.sizes, call.c.window),
+  MapsForward(const Connection &convolution, const LayerForward<C> &arguments, const CheckedSpikes<C> &)
+      : convolution_(convolution), a_(arguments), windows_(convolution.sizes, a_.call.c.window),
         state_(convolution, a_.spikes) {}
 
   int integrate(unsigned threads) {
@@ -538,14 +526,14 @@ public:
     return most;
   }
 
-  int select(const Call<C> &a) const {
-    const ConvSlots<C> to{
-        a.c.ids_out, a.out(a.c.values_out), a.c.counts_out,         a.c.dropped,    a.out(a.c.slot_mem), a.c.fired,
-        a.c.source,  a.c.neuron_counts,     size(a.c.output_slots), a.c.rotate != 0};
-    return forRowPieces(a.rows(), threadsFor(8 * a.rows() * to.slots, a.threads()), [&](size_t begin, size_t end) {
+  int select() const {
+    const Call<C> &a = a_.call;
+    const size_t rows = a.rows(), work = 8 * rows * size(a.c.output_slots);
+    parallelPieces(rows, 16, threadsFor(work, a.threads()), [&](size_t begin, size_t end) {
       for (size_t row = begin; row < end; ++row)
-        selectRow(state_, to, row);
+        selectRow(state_, a, row);
     });
+    return Done;
   }
 
 private:
@@ -618,14 +606,13 @@ private:
     located.place.resize(std::max(located.place.size(), count));
     located.lane.resize(std::max(located.lane.size(), count));
     uint32_t *const place = located.place.data(), *const lane = located.lane.data();
-    const uint32_t width = static_cast<uint32_t>(convolution_.sizes.outWidth), first = static_cast<uint32_t>(first_);
-    const uint32_t height = static_cast<uint32_t>(convolution_.sizes.outHeight);
+    const MapPlaces placeOf(convolution_.sizes.outHeight, convolution_.sizes.outWidth);
+    const uint32_t first = static_cast<uint32_t>(first_);
     const uint32_t start = static_cast<uint32_t>(map_.place(0, 0)), stride = static_cast<uint32_t>(map_.stride);
-    const WholeQuotient lineOf(width), channelOf(height);
     for (size_t at = 0; at < count; ++at) {
-      const uint32_t line = lineOf(ids[at]), channel = channelOf(line);
-      place[at] = start + (line - channel * height) * stride + ids[at] - line * width;
-      lane[at] = channel - first;
+      const auto neuron = placeOf(ids[at]);
+      place[at] = start + neuron.y * stride + neuron.x;
+      lane[at] = neuron.channel - first;
     }
     return located;
   }
@@ -875,21 +862,7 @@ int Convolution<C>::gradients(const Spikes<C> &spikes, const CheckedSpikes<C> &c
 
 } // namespace snnipu
 
-extern "C" {
-
-int snnipu_sparse_conv2d_fwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::currentsForward<snnipu::Convolution>(a); });
-}
-
-int snnipu_sparse_conv2d_bwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::currentsBackward<snnipu::Convolution>(a); });
-}
-
-int snnipu_sparse_conv_lif_sequence_fwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::layerForward<snnipu::MapsForward>(a); });
-}
-
-int snnipu_sparse_conv_lif_sequence_bwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::layerBackward<snnipu::MapsBackward>(a); });
-}
-}
+SNNIPU_RUN(sparse_conv2d_fwd, currentsForward<snnipu::Convolution>)
+SNNIPU_RUN(sparse_conv2d_bwd, currentsBackward<snnipu::Convolution>)
+SNNIPU_RUN(sparse_conv_lif_sequence_fwd, layerForward<snnipu::MapsForward>)
+SNNIPU_RUN(sparse_conv_lif_sequence_bwd, layerBackward<snnipu::MapsBackward>)

@@ -47,6 +47,31 @@ private:
   double inverse_;
 };
 
+// Splits ids of neurons in maps into channel, row and column.
+class MapPlaces {
+public:
+  struct Place {
+    uint32_t channel, y, x;
+  };
+
+  MapPlaces(size_t height, size_t width)
+      : height_(static_cast<uint32_t>(height)), width_(static_cast<uint32_t>(width)), lineOf_(width_),
+        channelOf_(height_) {}
+  Place operator()(uint32_t id) const {
+    const uint32_t line = lineOf_(id), channel = channelOf_(line);
+    return {channel, line - channel * height_, id - line * width_};
+  }
+
+private:
+  uint32_t height_, width_;
+  WholeQuotient lineOf_, channelOf_;
+};
+
+// Call body(std::integral_constant) for the number among K... that equals `value`; return false if none does.
+template <unsigned... K, typename Body> bool forConstant(size_t value, const Body &body) {
+  return ((value == K && (body(std::integral_constant<unsigned, K>()), true)) || ...);
+}
+
 // The outputs that a coordinate of the input reaches: kernel indices [kernel, kernel + length), in packed order, lead
 // to as many consecutive places from `place` on.
 struct KernelRun {
@@ -196,7 +221,8 @@ public:
                                            sizes.paddingY, sizes.dilationY, false),
         columns_(sizes.inWidth, sizes.outWidth, sizes.kernelWidth, sizes.strideX, sizes.paddingX, sizes.dilationX,
                  true),
-        mapSize_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)), byMap_(mapSize_) {
+        mapSize_(static_cast<uint32_t>(sizes.inHeight * sizes.inWidth)), byMap_(mapSize_),
+        placeOf_(sizes.inHeight, sizes.inWidth) {
     // With unit steps positions are computed instead.
     for (uint32_t y = 0; !sizes.unitSteps() && y < sizes.inHeight; ++y)
       for (uint32_t x = 0; x < sizes.inWidth; ++x)
@@ -253,18 +279,11 @@ public:
                  const C *scale, C *sums, C *to) const {
     if (!sizes.unitSteps())
       return gradientsByRuns(block, ids, values, spikes, carried, grad, sums, to);
-    switch (sizes.kernelWidth) {
-    case 1:
-      return gradientsOf<1>(block, ids, values, spikes, carried, grad, scale, sums, to);
-    case 2:
-      return gradientsOf<2>(block, ids, values, spikes, carried, grad, scale, sums, to);
-    case 3:
-      return gradientsOf<3>(block, ids, values, spikes, carried, grad, scale, sums, to);
-    case 5:
-      return gradientsOf<5>(block, ids, values, spikes, carried, grad, scale, sums, to);
-    default:
-      return gradientsOf<0>(block, ids, values, spikes, carried, grad, scale, sums, to);
-    }
+    const auto gradients = [&](auto columns) {
+      gradientsOf<columns()>(block, ids, values, spikes, carried, grad, scale, sums, to);
+    };
+    if (!forConstant<2, 3, 5>(sizes.kernelWidth, gradients))
+      gradients(std::integral_constant<unsigned, 0>());
   }
 
   // weight = scale * a block's packed sums.
@@ -300,11 +319,11 @@ private:
   // ---- currents
 
   void sortByPlace(size_t block, const int32_t *ids, const C *values, size_t count, SpikesByPlace<C> &sorted) const {
-    const uint32_t height = static_cast<uint32_t>(sizes.inHeight), width = static_cast<uint32_t>(sizes.inWidth);
+    const uint32_t height = static_cast<uint32_t>(sizes.inHeight);
     const uint32_t taps = static_cast<uint32_t>(sizes.taps()), kernel = static_cast<uint32_t>(sizes.kernelWidth);
     const uint32_t firstChannel = firstInput(block), channels = static_cast<uint32_t>(sizes.groupInputs());
     const uint32_t lanes = blocks.lanes(block), noPlace = mapSize_;
-    const WholeQuotient lineOf(width), channelOf(height);
+    const MapPlaces placeOf = placeOf_;
     // The last place is for the spikes of other groups.
     sorted.begin.assign(mapSize_ + 2, 0);
     for (auto *each : {&sorted.place, &sorted.keyOf, &sorted.key})
@@ -313,10 +332,10 @@ private:
       sorted.value.resize(std::max(sorted.value.size(), count));
     uint32_t *const place = sorted.place.data(), *const key = sorted.keyOf.data(), *const begin = sorted.begin.data();
     for (size_t spike = 0; spike < count; ++spike) {
-      const uint32_t id = static_cast<uint32_t>(ids[spike]), line = lineOf(id), channel = channelOf(line);
-      const uint32_t x = id - line * width, y = line - channel * height, groupChannel = channel - firstChannel;
-      place[spike] = groupChannel < channels ? x * height + y : noPlace;
-      key[spike] = (groupChannel * taps + y * kernel) * lanes;
+      const auto from = placeOf(static_cast<uint32_t>(ids[spike]));
+      const uint32_t groupChannel = from.channel - firstChannel;
+      place[spike] = groupChannel < channels ? from.x * height + from.y : noPlace;
+      key[spike] = (groupChannel * taps + from.y * kernel) * lanes;
     }
     for (size_t spike = 0; spike < count; ++spike)
       ++begin[place[spike]];
@@ -338,22 +357,9 @@ private:
     static thread_local SpikesByPlace<C> sorted;
     sortByPlace(block, ids, values, count, sorted);
     for (size_t first = 0; first < sizes.kernelWidth; first += columnsAtOnce)
-      switch (std::min<size_t>(columnsAtOnce, sizes.kernelWidth - first)) {
-      case 1:
-        columnsOf<1, Unit>(block, first, sorted, scale, to);
-        break;
-      case 2:
-        columnsOf<2, Unit>(block, first, sorted, scale, to);
-        break;
-      case 3:
-        columnsOf<3, Unit>(block, first, sorted, scale, to);
-        break;
-      case 4:
-        columnsOf<4, Unit>(block, first, sorted, scale, to);
-        break;
-      default:
-        columnsOf<5, Unit>(block, first, sorted, scale, to);
-      }
+      forConstant<1, 2, 3, 4, columnsAtOnce>(
+          std::min<size_t>(columnsAtOnce, sizes.kernelWidth - first),
+          [&](auto columns) { columnsOf<columns(), Unit>(block, first, sorted, scale, to); });
   }
 
   // Add the currents through the columns [first, first + Columns) of the kernel, in packed order.
@@ -505,18 +511,17 @@ private:
     for (auto *each : {&located.weight, &located.place, &located.rows, &located.columns})
       each->resize(std::max(each->size(), count));
     const auto whole = [](size_t number) { return static_cast<int32_t>(number); };
-    const int32_t width = whole(sizes.inWidth), height = whole(sizes.inHeight), paddingX = whole(sizes.paddingX);
-    const int32_t outWidth = whole(sizes.outWidth), outHeight = whole(sizes.outHeight),
-                  paddingY = whole(sizes.paddingY);
+    const int32_t paddingX = whole(sizes.paddingX), paddingY = whole(sizes.paddingY);
+    const int32_t outWidth = whole(sizes.outWidth), outHeight = whole(sizes.outHeight);
     const int32_t kernelWidth = whole(sizes.kernelWidth), kernelHeight = whole(sizes.kernelHeight);
     const int32_t firstChannel = whole(firstInput(block)), channels = whole(sizes.groupInputs());
-    const WholeQuotient lineOf(static_cast<uint32_t>(width)), channelOf(static_cast<uint32_t>(height));
+    const MapPlaces placeOf = placeOf_;
     uint32_t *__restrict__ const weight = located.weight.data(), *__restrict__ const place = located.place.data();
     uint32_t *__restrict__ const rows = located.rows.data(), *__restrict__ const columns = located.columns.data();
     for (size_t spike = 0; spike < count; ++spike) {
-      const int32_t line = whole(lineOf(static_cast<uint32_t>(ids[spike])));
-      const int32_t channel = whole(channelOf(static_cast<uint32_t>(line))), groupChannel = channel - firstChannel;
-      const int32_t x = ids[spike] - line * width + paddingX, y = line - channel * height + paddingY;
+      const auto from = placeOf(static_cast<uint32_t>(ids[spike]));
+      const int32_t groupChannel = whole(from.channel) - firstChannel;
+      const int32_t x = whole(from.x) + paddingX, y = whole(from.y) + paddingY;
       const int32_t left = std::max(0, x - (kernelWidth - 1)), right = std::min(outWidth - 1, x);
       const int32_t above = std::max(0, y - (outHeight - 1)), below = std::min(kernelHeight - 1, y);
       // There are no branches, so that the loop is vectorised.
@@ -811,6 +816,7 @@ private:
   const Axis rows_, columns_;
   const uint32_t mapSize_; // of the input
   const Divider byMap_;
+  const MapPlaces placeOf_;         // of an input
   std::vector<Position> positions_; // of the input's places
   ThreadBuffer<C> memory_;          // aligned
   C *packed_ = nullptr;
@@ -828,10 +834,8 @@ public:
     groups_ = std::max<size_t>(1, std::min({count, mostSampleGroups, sampleGroupBytes / bytes}));
     const size_t size = spikes.rows() * spikes.slots;
     if (gradValues_) {
-      constexpr size_t piece = 65536;
-      parallelFor((size + piece - 1) / piece, threads, [&](size_t part) {
-        std::fill(gradValues_ + part * piece, gradValues_ + std::min(size, (part + 1) * piece), C(0));
-      });
+      parallelPieces(size, 65536, threads,
+                     [&](size_t begin, size_t end) { std::fill(gradValues_ + begin, gradValues_ + end, C(0)); });
       if (blocks().perGroup > 1)
         partialValues_.resize((blocks().perGroup - 1) * size);
     }
@@ -898,12 +902,5 @@ private:
   std::vector<C> partialValues_;      // [blocks of a group except the first][rows][slots], initially 0
   std::vector<ThreadBuffer<C>> sums_; // [block][group of samples][packed weight]
 };
-
-// Call body(begin, end) for pieces of the rows.
-template <typename Body> int forRowPieces(size_t rows, unsigned threads, const Body &body) {
-  constexpr size_t piece = 16;
-  return parallelTry((rows + piece - 1) / piece, threads,
-                     [&](size_t part) { body(part * piece, std::min(rows, (part + 1) * piece)); });
-}
 
 } // namespace snnipu

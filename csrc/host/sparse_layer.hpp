@@ -12,13 +12,13 @@
 //
 // The two passes of its layers are:
 //
-//   Forward<C>(connection, layer, spikes, call)
-//     integrate(threads), fullestRow(), select(call)   all steps; slots of the fullest row; the spikes' slots
+//   Forward<C>(connection, layer, spikes)
+//     integrate(threads), fullestRow(), select()       all steps; slots of the fullest row; the spikes' slots
 //   Backward<C>(connection, layer, spikes, threads)
 //     run(), parameterSums                             [block][any number of parts]
 #pragma once
 
-#include "host/sparse.hpp"
+#include "host/select_spikes.hpp"
 #include "neuron/leaky.hpp"
 
 #include <limits>
@@ -53,20 +53,15 @@ void copyBeta(const PerUnit<C> &beta, C *to, const Blocks &blocks, size_t block,
 }
 
 template <typename C> struct LayerForward {
-  Spikes<C> spikes;
-  const C *bias;
-  PerUnit<C> beta, threshold;
-  bool second;
-  C gradThreshold, inputScale;
-  C *mem; // may be null
-  size_t delay;
-  int32_t reset, maxThreads;
-
-  LayerForward(const Call<C> &a, size_t inputs)
-      : spikes(a.spikes(inputs)), bias(a.in(a.c.bias)), beta(a, a.c.beta, a.c.beta_size),
-        threshold(a, a.c.threshold, a.c.threshold_size), second(a.c.has_second_threshold != 0),
-        gradThreshold(a.number(a.c.second_threshold)), inputScale(a.number(a.c.input_scale)), mem(a.out(a.c.mem)),
-        delay(size(a.c.delay)), reset(a.reset()), maxThreads(a.threads()) {}
+  const Call<C> &call;
+  const Spikes<C> spikes;
+  const C *const bias = call.in(call.c.bias);
+  const PerUnit<C> beta{call, call.c.beta, call.c.beta_size}, threshold{call, call.c.threshold, call.c.threshold_size};
+  const bool second = call.c.has_second_threshold != 0;
+  const C gradThreshold = call.number(call.c.second_threshold), inputScale = call.number(call.c.input_scale);
+  C *const mem = call.out(call.c.mem); // may be null
+  const size_t delay = size(call.c.delay);
+  const int32_t reset = call.reset(), maxThreads = call.threads();
 };
 
 // The parameters of a block, except its weights.
@@ -86,36 +81,31 @@ template <typename C> struct BlockParameters {
 };
 
 template <typename C> struct LayerBackward {
-  const C *grad;
-  Spikes<C> spikes, outputs; // values of outputs are 1
-  PerUnit<C> beta, threshold;
-  const C *slotMem, *neuronThreshold;
-  const uint32_t *fired;
-  const C *mem;
-  C *gradValues, *gradWeight, *gradBias, *gradRecurrent, *gradBeta, *gradThreshold, *gradCurrent;
-  C inputScale;
-  size_t delay;
-  int32_t reset;
-  int64_t surrogate;
-  C surrogateA, surrogateB;
-  int32_t maxThreads;
-
-  LayerBackward(const Call<C> &a, size_t inputs, size_t neurons)
-      : grad(a.in(a.c.grad)), spikes(a.spikes(inputs)), outputs(a.outputSpikes(neurons)),
-        beta(a, a.c.beta, a.c.beta_size), threshold(a, a.c.threshold, a.c.threshold_size), slotMem(a.in(a.c.slot_mem)),
-        neuronThreshold(a.in(a.c.neuron_threshold)), fired(a.c.fired), mem(a.in(a.c.mem)),
-        gradValues(a.out(a.c.grad_values)), gradWeight(a.out(a.c.grad_weight)), gradBias(a.out(a.c.grad_bias)),
-        gradRecurrent(a.out(a.c.grad_recurrent)), gradBeta(a.out(a.c.grad_beta)),
-        gradThreshold(a.out(a.c.grad_threshold)), gradCurrent(a.out(a.c.grad_current)),
-        inputScale(a.number(a.c.input_scale)), delay(size(a.c.delay)), reset(a.reset()), surrogate(a.c.surrogate),
-        surrogateA(a.number(a.c.surrogate_a)), surrogateB(a.number(a.c.surrogate_b)), maxThreads(a.threads()) {}
+  const Call<C> &call;
+  const Spikes<C> spikes, outputs; // values of outputs are 1
+  const PerUnit<C> beta{call, call.c.beta, call.c.beta_size}, threshold{call, call.c.threshold, call.c.threshold_size};
+  const SpikeGradient<C> ofSlots{call, call.c.neuron_threshold};
+  const uint32_t *const fired = call.c.fired;
+  const C *const grad = call.in(call.c.grad), *const mem = call.in(call.c.mem);
+  C *const gradValues = call.out(call.c.grad_values), *const gradWeight = call.out(call.c.grad_weight);
+  C *const gradBias = call.out(call.c.grad_bias), *const gradRecurrent = call.out(call.c.grad_recurrent);
+  C *const gradBeta = call.out(call.c.grad_beta), *const gradThreshold = call.out(call.c.grad_threshold);
+  C *const gradCurrent = call.out(call.c.grad_current);
+  const C inputScale = call.number(call.c.input_scale);
+  const size_t delay = size(call.c.delay);
+  const int32_t reset = call.reset(), maxThreads = call.threads();
 
   // Write the gradient through the spike function to `through`, for rows of `slots` slots. slot: index of the first
   // slot. grad: gradient of the slots' values.
   void throughSpikes(const C *grad, size_t slot, const int32_t *counts, size_t rows, size_t slots, C *through,
                      unsigned threads) const {
-    const SpikeGradient<C> arguments{grad,  slotMem + slot,     neuronThreshold, outputs.ids + slot, counts,    through,
-                                     slots, threshold.size > 1, surrogate,       surrogateA,         surrogateB};
+    SpikeGradient<C> arguments = ofSlots;
+    arguments.grad = grad;
+    arguments.mem += slot;
+    arguments.ids += slot;
+    arguments.counts = counts;
+    arguments.slots = slots;
+    arguments.through = through;
     spikeGradient(arguments, rows, threads);
   }
 };
@@ -181,13 +171,13 @@ bool spikesValid(const Connection &connection, CheckedSpikes<C> &spikes, int32_t
 
 template <template <typename> class Forward, typename C> int layerForward(const Call<C> &a) {
   const typename Forward<C>::Connection connection(a);
-  const LayerForward<C> layer(a, connection.inputs());
+  const LayerForward<C> layer{a, a.spikes(connection.inputs())};
   if (!knownReset(layer.reset))
     return Unknown;
   CheckedSpikes<C> spikes(layer.spikes, 0, !connection.idsByRow);
   if (!spikesValid(connection, spikes, layer.maxThreads))
     return BadSpikes;
-  Forward<C> forward(connection, layer, spikes, a);
+  Forward<C> forward(connection, layer, spikes);
   const size_t additions = connection.additions(spikes.total(0), layer.spikes.rows());
   const int status = forward.integrate(threadsFor(additions, layer.maxThreads));
   if (status != Done)
@@ -196,16 +186,16 @@ template <template <typename> class Forward, typename C> int layerForward(const 
     a.c.output_slots = static_cast<int64_t>(forward.fullestRow());
   a.c.most = 0;
   a.c.room(&a.c);
-  return a.c.most == 1 ? forward.select(a) : NoRoom;
+  return a.c.most == 1 ? forward.select() : NoRoom;
 }
 
 template <template <typename> class Backward, typename C> int layerBackward(const Call<C> &a) {
   const typename Backward<C>::Connection connection(a);
-  const LayerBackward<C> layer(a, connection.inputs(), connection.neurons());
+  const LayerBackward<C> layer{a, a.spikes(connection.inputs()), a.outputSpikes(connection.neurons())};
   CheckedSpikes<C> spikes(layer.spikes, 1, false), outputs(layer.outputs, 1, false);
   if (!spikesValid(connection, spikes, layer.maxThreads) || !spikesValid(connection, outputs, layer.maxThreads))
     return BadSpikes;
-  if (!isSurrogate(layer.surrogate) || !knownReset(layer.reset))
+  if (!isSurrogate(a.c.surrogate) || !knownReset(layer.reset))
     return Unknown;
   const size_t additions = connection.additions(spikes.total(0), layer.spikes.rows());
   Backward<C> backward(connection, layer, spikes, threadsFor(additions, layer.maxThreads));

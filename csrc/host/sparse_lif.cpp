@@ -143,20 +143,19 @@ private:
   Uninitialised<uint32_t> bits_; // [block][fired, carried][row][word]
 };
 
+// Write the membranes of the carried slots.
 template <typename C>
-void slotMembranes(const CarriedMembranes<C> &membranes, const int32_t *ids, const int32_t *counts,
-                   const uint32_t *carried, C *slotMem, size_t slots, int32_t maxThreads) {
-  const size_t words = membranes.blocks.words(), rows = membranes.rows;
+void slotMembranes(const CarriedMembranes<C> &membranes, const uint32_t *carried, const Call<C> &a) {
+  const size_t words = membranes.blocks.words(), rows = membranes.rows, slots = size(a.c.output_slots);
   const uint32_t *const begin = membranes.begin.data();
   std::vector<const C *> values;
   for (const Stream<C> &block : membranes.values)
     values.push_back(block.data());
-  constexpr size_t rowsAtOnce = 64;
-  const auto run = [=, values = values.data()](size_t piece) {
-    for (size_t row = piece * rowsAtOnce; row < std::min(rows, (piece + 1) * rowsAtOnce); ++row) {
-      const size_t used = static_cast<size_t>(counts[2 * row + 1]);
-      const int32_t *const id = ids + row * slots;
-      C *const to = slotMem + row * slots;
+  parallelPieces(rows, rowsAtOnce, threadsFor(4 * rows * slots, a.threads()), [&](size_t first, size_t end) {
+    for (size_t row = first; row < end; ++row) {
+      const size_t used = static_cast<size_t>(a.c.counts_out[2 * row + 1]);
+      const int32_t *const id = a.c.ids_out + row * slots;
+      C *const to = a.out(a.c.slot_mem) + row * slots;
       for (size_t slot = 0; slot < used; ++slot) {
         const size_t block = static_cast<uint32_t>(id[slot]) / blockLanes;
         const uint64_t bit = uint64_t{1} << static_cast<uint32_t>(id[slot]) % blockLanes;
@@ -170,20 +169,17 @@ void slotMembranes(const CarriedMembranes<C> &membranes, const int32_t *ids, con
       }
       std::fill(to + used, to + slots, C(0));
     }
-  };
-  parallelFor((rows + rowsAtOnce - 1) / rowsAtOnce, threadsFor(4 * rows * slots, maxThreads), run);
+  });
 }
 
 template <typename C> class BlocksForward {
 public:
   using Connection = FullyConnected<C>;
 
-  BlocksForward(const Connection &connection, const LayerForward<C> &arguments, const CheckedSpikes<C> &checked,
-                const Call<C> &call)
+  BlocksForward(const Connection &connection, const LayerForward<C> &arguments, const CheckedSpikes<C> &checked)
       : connection_(connection), blocks_(connection.blocks), a_(arguments), checked_(checked),
-        membranes_(blocks_, arguments.spikes.rows()), carried_(membranes_.rows * blocks_.words()), fired_(call.c.fired),
-        outputSlots_(call.c.output_slots < 0 ? blocks_.neurons : size(call.c.output_slots)),
-        rotate_(call.c.rotate != 0) {}
+        membranes_(blocks_, arguments.spikes.rows()), carried_(membranes_.rows * blocks_.words()),
+        fired_(a_.call.c.fired) {}
 
   int integrate(unsigned threads) {
     StepForward<C> step(connection_, a_, checked_, membranes_);
@@ -192,10 +188,9 @@ public:
 
   size_t fullestRow() const { return mostBits(carried_.data(), membranes_.rows, blocks_.words()); }
 
-  int select(const Call<C> &call) const {
-    selectAll(call, carried_.data());
-    slotMembranes(membranes_, call.c.ids_out, call.c.counts_out, carried_.data(), call.out(call.c.slot_mem),
-                  size(call.c.output_slots), a_.maxThreads);
+  int select() const {
+    selectAll(a_.call, carried_.data());
+    slotMembranes(membranes_, carried_.data(), a_.call);
     return Done;
   }
 
@@ -238,10 +233,12 @@ private:
       parameters.emplace_back(a_, blocks_, block);
       states.emplace_back(batch * blocks_.lanes(block), C(0));
     }
-    std::vector<int32_t> ids(batch * outputSlots_), counts(2 * batch), dropped(2 * batch);
-    std::vector<C> values(batch * outputSlots_);
+    const int64_t capacity = a_.call.c.output_slots;
+    const size_t outputSlots = capacity < 0 ? blocks_.neurons : size(capacity);
+    std::vector<int32_t> ids(batch * outputSlots), counts(2 * batch), dropped(2 * batch);
+    std::vector<C> values(batch * outputSlots);
     Slots<C> previousSpikes{ids.data(), values.data(), counts.data(),   dropped.data(),
-                            batch,      outputSlots_,  blocks_.neurons, rotate_};
+                            batch,      outputSlots,   blocks_.neurons, a_.call.c.rotate != 0};
     for (size_t t = 0; t < a_.spikes.steps; ++t) {
       const int status = parallelTry(blocks_.count(), threads, [&](size_t block) {
         step.run(parameters[block], block, t, 0, batch, nullptr, states[block].data(), &previousSpikes);
@@ -262,8 +259,6 @@ private:
   CarriedMembranes<C> membranes_;
   Uninitialised<uint32_t> carried_;
   uint32_t *fired_;
-  size_t outputSlots_;
-  bool rotate_;
 };
 
 // The layer's slots sorted by block: in each step those of the first block, then those of the next. Also the bits of
@@ -510,13 +505,5 @@ private:
 } // namespace
 } // namespace snnipu
 
-extern "C" {
-
-int snnipu_sparse_lif_sequence_fwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::layerForward<snnipu::BlocksForward>(a); });
-}
-
-int snnipu_sparse_lif_sequence_bwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) { return snnipu::layerBackward<snnipu::BlocksBackward>(a); });
-}
-}
+SNNIPU_RUN(sparse_lif_sequence_fwd, layerForward<snnipu::BlocksForward>)
+SNNIPU_RUN(sparse_lif_sequence_bwd, layerBackward<snnipu::BlocksBackward>)

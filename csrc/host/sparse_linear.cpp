@@ -1,114 +1,8 @@
 // Host implementation of sparse_linear: blocks of output neurons, each a call of a vertex for many rows.
 #include "host/sparse_linear.hpp"
 #include "host/snnipu.h"
-#include "host/transpose.hpp"
-
-// The codelet file itself: its templates are instantiated here for the host's types.
-#include "vertices/sparse_linear.cpp"
 
 namespace snnipu {
-
-template <typename C> int packWeight(const C *weight, const Blocks &blocks, C *packed, int32_t threads) {
-  const size_t inputs = blocks.inputs;
-  return parallelTry(blocks.count(), threadsFor(blocks.packedSize(), threads), [&](size_t block) {
-    const size_t lanes = blocks.lanes(block), held = blocks.held(block);
-    C *const to = packed + blocks.offset(block);
-    transpose(weight + blocks.first(block) * inputs, inputs, held, inputs, to, lanes, C(1));
-    for (size_t input = 0; held < lanes && input < inputs; ++input)
-      std::fill(to + input * lanes + held, to + (input + 1) * lanes, C(0));
-  });
-}
-
-// Write scale * packed to one block's rows of the matrix.
-template <typename C> static void unpackBlock(const C *packed, const Blocks &blocks, size_t block, C scale, C *weight) {
-  transpose(packed, blocks.lanes(block), blocks.inputs, blocks.held(block),
-            weight + blocks.first(block) * blocks.inputs, blocks.inputs, scale);
-}
-
-template <typename C> int InputGradient<C>::prepare(unsigned threads) {
-  if (!gradWeight_ && !gradValues_)
-    return Done;
-  if (gradValues_)
-    place_ = Uninitialised<uint32_t>(spikes_.rows() * spikes_.slots);
-  byNeuron_.resize(chunks_.size());
-  const int status = parallelTry(chunks_.size(), threads, [&](size_t chunk) {
-    const Chunk part = arriving(chunk);
-    const size_t row = (part.begin - delay_) * spikes_.batch;
-    byNeuron_[chunk].build(spikes_, row, (part.end - part.begin) * spikes_.batch,
-                           (part.begin - chunks_[chunk].begin) * spikes_.batch, checked_.unitValues(),
-                           gradValues_ ? place_.data() + row * spikes_.slots : nullptr);
-  });
-  first_.assign(1, 0);
-  for (const SlotsByNeuron<C> &slots : byNeuron_)
-    first_.push_back(first_.back() + slots.rowOf.size());
-  if (gradValues_)
-    partial_ = Uninitialised<C>(groups_ * first_.back());
-  return status;
-}
-
-template <typename C> void InputGradient<C>::add(size_t group, size_t block, size_t chunk, const C *grad, C *sums) {
-  if (!gradWeight_ && !gradValues_)
-    return;
-  const SlotsByNeuron<C> &slots = byNeuron_[chunk];
-  C *const partial = gradValues_ ? partial_.data() + group * first_.back() + first_[chunk] : nullptr;
-  SparseLinearGradients<C> vertex;
-  vertex.begin.connect(slots.begin.data());
-  vertex.rowOf.connect(slots.rowOf.data());
-  vertex.values.connect(slots.values.data());
-  vertex.grad.connect(grad);
-  vertex.weight.connect(gradValues_ ? weight_ + blocks_.offset(block) : nullptr);
-  vertex.gradWeight.connect(sums);
-  vertex.gradValues.connect(partial);
-  vertex.unitValues = checked_.unitValues();
-  vertex.ofWeight = gradWeight_ != nullptr;
-  vertex.ofValues = gradValues_ != nullptr;
-  vertex.addToWeight = chunk + 1 < chunks_.size(); // the last chunk is added first
-  vertex.addToValues = block > groupBegin(group);
-  vertex.inputs = static_cast<unsigned>(blocks_.inputs);
-  vertex.lanes = blocks_.lanes(block);
-  runVertex(vertex, workerOrder());
-}
-
-template <typename C> void InputGradient<C>::endBlock(size_t block, C *sums) {
-  if (gradWeight_)
-    unpackBlock(sums, blocks_, block, scale_, gradWeight_);
-}
-
-template <typename C> void InputGradient<C>::finish(unsigned threads) {
-  if (!gradValues_)
-    return;
-  const size_t size = first_.back();
-  constexpr size_t piece = 4096;
-  parallelFor((size + piece - 1) / piece, threads, [&](size_t part) {
-    const size_t begin = part * piece, end = std::min(size, begin + piece);
-    C *const to = partial_.data();
-    for (size_t group = 1; group < groups_; ++group)
-      for (size_t at = begin; at < end; ++at)
-        to[at] += to[group * size + at];
-    for (size_t at = begin; at < end; ++at)
-      to[at] *= scale_;
-  });
-  parallelFor(spikes_.steps, threads, [&](size_t step) {
-    // Spikes of the last steps arrive after the sequence's end.
-    const bool arrives = step + delay_ < spikes_.steps;
-    // All chunks but the last are as long as the first.
-    const size_t chunk = arrives ? (step + delay_) / chunks_.front().end : 0;
-    const C *const from = partial_.data() + first_[chunk];
-    for (size_t row = step * spikes_.batch; row < (step + 1) * spikes_.batch; ++row) {
-      C *const to = gradValues_ + row * spikes_.slots;
-      const uint32_t *const place = place_.data() + row * spikes_.slots;
-      const size_t carried = arrives ? static_cast<size_t>(spikes_.counts[2 * row + 1]) : 0;
-      for (size_t slot = 0; slot < carried; ++slot)
-        to[slot] = from[place[slot]];
-      std::fill(to + carried, to + spikes_.slots, C(0));
-    }
-  });
-}
-
-template int packWeight(const float *, const Blocks &, float *, int32_t);
-template int packWeight(const double *, const Blocks &, double *, int32_t);
-template class InputGradient<float>;
-template class InputGradient<double>;
 
 template <typename C>
 int FullyConnected<C>::currents(const Spikes<C> &spikes, const CheckedSpikes<C> &checked, const C *bias, C *out,
@@ -224,37 +118,34 @@ uint64_t fingerprint(const char *bytes, size_t size, int32_t maxThreads) {
   return total;
 }
 
-} // namespace
-} // namespace snnipu
-
-using snnipu::Blocks;
-using snnipu::run;
-using snnipu::size;
-
-extern "C" {
-
-int snnipu_pack_weight(snnipu_sparse_call *call) {
-  return run(call, [](auto a) {
-    const Blocks blocks{size(a.c.neurons), size(a.c.inputs)};
-    return snnipu::packWeight(a.in(a.c.weight), blocks, a.out(a.c.out), a.threads());
+// Write the matrix [neurons][inputs] as blocks [inputs][lanes], with zeros in the padding.
+template <typename C> int packWeight(const Call<C> &a) {
+  const Blocks blocks{size(a.c.neurons), size(a.c.inputs)};
+  const size_t inputs = blocks.inputs;
+  return parallelTry(blocks.count(), threadsFor(blocks.packedSize(), a.threads()), [&](size_t block) {
+    const size_t lanes = blocks.lanes(block), held = blocks.held(block);
+    C *const to = a.out(a.c.out) + blocks.offset(block);
+    transpose(a.in(a.c.weight) + blocks.first(block) * inputs, inputs, held, inputs, to, lanes, C(1));
+    for (size_t input = 0; held < lanes && input < inputs; ++input)
+      std::fill(to + input * lanes + held, to + (input + 1) * lanes, C(0));
   });
 }
 
-int snnipu_sparse_linear_fwd(snnipu_sparse_call *call) {
-  return run(call, [](auto a) { return snnipu::currentsForward<snnipu::FullyConnected>(a); });
-}
+} // namespace
+} // namespace snnipu
 
-int snnipu_sparse_linear_bwd(snnipu_sparse_call *call) {
-  return run(call, [](auto a) { return snnipu::currentsBackward<snnipu::FullyConnected>(a); });
-}
+using snnipu::size;
+
+SNNIPU_RUN(pack_weight, packWeight)
+SNNIPU_RUN(sparse_linear_fwd, currentsForward<snnipu::FullyConnected>)
+SNNIPU_RUN(sparse_linear_bwd, currentsBackward<snnipu::FullyConnected>)
 
 int64_t snnipu_packed_size(int64_t neurons, int64_t inputs) {
-  return static_cast<int64_t>(Blocks{size(neurons), size(inputs)}.packedSize());
+  return static_cast<int64_t>(snnipu::Blocks{size(neurons), size(inputs)}.packedSize());
 }
 
 int64_t snnipu_sparse_call_size(void) { return sizeof(snnipu_sparse_call); }
 
 uint64_t snnipu_fingerprint(const void *bytes, int64_t count, int32_t threads) {
   return snnipu::fingerprint(static_cast<const char *>(bytes), size(count), threads);
-}
 }

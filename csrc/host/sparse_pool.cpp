@@ -62,6 +62,11 @@ public:
                           : channel * static_cast<uint32_t>(sizes.outPlaces()) + window;
   }
 
+  // Return the number by which sums over windows are divided.
+  template <typename C> C divisor(int64_t mode) const {
+    return mode == Average ? C(sizes.kernelHeight * sizes.kernelWidth) : C(1);
+  }
+
   // Return the number of inputs in the window of an output, without those of the padding.
   size_t windowSize(size_t neuron) const {
     const size_t place = neuron % sizes.outPlaces();
@@ -203,7 +208,7 @@ private:
         }
       });
     }
-    const C divisor = mode_ == Average ? C(pool_.sizes.kernelHeight * pool_.sizes.kernelWidth) : C(1);
+    const C divisor = pool_.divisor<C>(mode_);
     for (size_t word = 0; word < bits_.size(); ++word)
       for (uint32_t bits = bits_[word]; bits != 0; bits &= bits - 1) {
         const size_t neuron = 32 * word + static_cast<size_t>(__builtin_ctz(bits));
@@ -229,98 +234,84 @@ private:
   std::vector<int32_t> spikes_, others_;
 };
 
-template <typename C>
-int poolForward(const Spikes<C> &spikes, const Pool &pool, int32_t mode, int32_t *ids, C *values, int32_t *counts,
-                int32_t *source, size_t slots, int64_t *most, int32_t maxThreads) {
-  if (mode < Max || mode > Sum)
+// Call body(begin, end) for pieces of the rows.
+template <typename Body> int forRowPieces(size_t rows, unsigned threads, const Body &body) {
+  constexpr size_t piece = 16;
+  return parallelTry((rows + piece - 1) / piece, threads,
+                     [&](size_t part) { body(part * piece, std::min(rows, (part + 1) * piece)); });
+}
+
+template <typename C> int poolForward(const Call<C> &a) {
+  const Pool pool(PoolSizes(a.c.geometry));
+  const Spikes<C> spikes = a.spikes(pool.sizes.inputs());
+  if (a.c.mode < Max || a.c.mode > Sum)
     return Unknown;
   CheckedSpikes<C> checked(spikes, 1, false);
-  if (!checked.fill(maxThreads))
+  if (!checked.fill(a.threads()))
     return BadSpikes;
-  std::atomic<size_t> fullest{0};
+  const size_t slots = size(a.c.output_slots), additions = 8 * checked.total(1) + a.rows() * pool.sizes.neurons() / 8;
+  LargestSize fullest;
   std::atomic<bool> enoughSlots{true};
-  const int status = forRowPieces(
-      spikes.rows(), threadsFor(8 * checked.total(1) + spikes.rows() * pool.sizes.neurons() / 8, maxThreads),
-      [&](size_t begin, size_t end) {
-        PoolRow<C> row(pool, mode, checked.unitValues());
-        size_t highest = 0;
-        for (size_t at = begin; at < end; ++at) {
-          const size_t used =
-              row.pool(spikes.ids + at * spikes.slots, spikes.values + at * spikes.slots, spikes.counts + 2 * at);
-          highest = std::max(highest, used);
-          if (used > slots) {
-            enoughSlots = false;
-            return;
-          }
-          row.write(ids + at * slots, values + at * slots, counts + 2 * at, source ? source + at * slots : nullptr,
-                    slots);
-        }
-        for (size_t known = fullest; known < highest && !fullest.compare_exchange_weak(known, highest);) {
-        }
-      });
-  *most = static_cast<int64_t>(fullest);
+  const int status = forRowPieces(a.rows(), threadsFor(additions, a.threads()), [&](size_t begin, size_t end) {
+    PoolRow<C> row(pool, static_cast<int>(a.c.mode), checked.unitValues());
+    for (size_t at = begin; at < end; ++at) {
+      const size_t used =
+          row.pool(spikes.ids + at * spikes.slots, spikes.values + at * spikes.slots, spikes.counts + 2 * at);
+      fullest.record(used);
+      if (used > slots) {
+        enoughSlots = false;
+        return;
+      }
+      row.write(a.c.ids_out + at * slots, a.out(a.c.values_out) + at * slots, a.c.counts_out + 2 * at,
+                a.c.source ? a.c.source + at * slots : nullptr, slots);
+    }
+  });
+  a.c.most = static_cast<int64_t>(fullest.most());
   return status == Done && !enoughSlots ? Unknown : status;
 }
 
-template <typename C>
-int poolBackward(const C *grad, const Spikes<C> &spikes, const Spikes<C> &outputs, const int32_t *source,
-                 const Pool &pool, int32_t mode, C *gradValues, int32_t maxThreads) {
+template <typename C> int poolBackward(const Call<C> &a) {
+  const Pool pool(PoolSizes(a.c.geometry));
+  const Spikes<C> spikes = a.spikes(pool.sizes.inputs()), outputs = a.outputSpikes(pool.sizes.neurons());
+  const int64_t mode = a.c.mode;
   if (mode < Max || mode > Sum)
     return Unknown;
-  if (!CheckedSpikes<C>(spikes, 1, false).fill(maxThreads) || !CheckedSpikes<C>(outputs, 1, false).fill(maxThreads))
+  if (!CheckedSpikes<C>(spikes, 1, false).fill(a.threads()) || !CheckedSpikes<C>(outputs, 1, false).fill(a.threads()))
     return BadSpikes;
-  const C divisor = mode == Average ? C(pool.sizes.kernelHeight * pool.sizes.kernelWidth) : C(1);
-  return forRowPieces(
-      spikes.rows(), threadsFor(8 * spikes.rows() * spikes.slots, maxThreads), [&](size_t begin, size_t end) {
-        std::vector<C> dense(mode == Max ? 0 : pool.sizes.neurons());
-        for (size_t row = begin; row < end; ++row) {
-          C *const to = gradValues + row * spikes.slots;
-          const C *const from = grad + row * outputs.slots;
-          std::fill_n(to, spikes.slots, C(0));
-          const size_t used = static_cast<size_t>(outputs.counts[2 * row + 1]);
-          if (mode == Max) {
-            for (size_t slot = 0; slot < used; ++slot) {
-              const size_t at = static_cast<uint32_t>(source[row * outputs.slots + slot]);
-              if (at < spikes.slots)
-                to[at] += from[slot];
-            }
-            continue;
-          }
-          const int32_t *const ids = outputs.ids + row * outputs.slots;
-          for (size_t slot = 0; slot < used; ++slot)
-            dense[static_cast<size_t>(ids[slot])] = from[slot];
-          for (int32_t slot = 0; slot < spikes.counts[2 * row + 1]; ++slot) {
-            C total = 0;
-            pool.forWindows(static_cast<uint32_t>(spikes.ids[row * spikes.slots + static_cast<size_t>(slot)]),
-                            [&](size_t neuron, size_t) { total += dense[neuron]; });
-            to[slot] = total / divisor;
-          }
-          for (size_t slot = 0; slot < used; ++slot)
-            dense[static_cast<size_t>(ids[slot])] = C(0);
+  const C divisor = pool.divisor<C>(mode);
+  const unsigned threads = threadsFor(8 * a.rows() * spikes.slots, a.threads());
+  return forRowPieces(a.rows(), threads, [&](size_t begin, size_t end) {
+    std::vector<C> dense(mode == Max ? 0 : pool.sizes.neurons());
+    for (size_t row = begin; row < end; ++row) {
+      C *const to = a.out(a.c.grad_values) + row * spikes.slots;
+      const C *const from = a.in(a.c.grad) + row * outputs.slots;
+      std::fill_n(to, spikes.slots, C(0));
+      const size_t used = static_cast<size_t>(outputs.counts[2 * row + 1]);
+      if (mode == Max) {
+        for (size_t slot = 0; slot < used; ++slot) {
+          const size_t at = static_cast<uint32_t>(a.c.source[row * outputs.slots + slot]);
+          if (at < spikes.slots)
+            to[at] += from[slot];
         }
-      });
+        continue;
+      }
+      const int32_t *const ids = outputs.ids + row * outputs.slots;
+      for (size_t slot = 0; slot < used; ++slot)
+        dense[static_cast<size_t>(ids[slot])] = from[slot];
+      for (int32_t slot = 0; slot < spikes.counts[2 * row + 1]; ++slot) {
+        C total = 0;
+        pool.forWindows(static_cast<uint32_t>(spikes.ids[row * spikes.slots + static_cast<size_t>(slot)]),
+                        [&](size_t neuron, size_t) { total += dense[neuron]; });
+        to[slot] = total / divisor;
+      }
+      for (size_t slot = 0; slot < used; ++slot)
+        dense[static_cast<size_t>(ids[slot])] = C(0);
+    }
+  });
 }
 
 } // namespace
 } // namespace snnipu
 
-extern "C" {
-
-int snnipu_sparse_pool2d_fwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) {
-    const snnipu::PoolSizes sizes(a.c.geometry);
-    return snnipu::poolForward(a.spikes(sizes.inputs()), snnipu::Pool(sizes), static_cast<int32_t>(a.c.mode),
-                               a.c.ids_out, a.out(a.c.values_out), a.c.counts_out, a.c.source,
-                               snnipu::size(a.c.output_slots), &a.c.most, a.threads());
-  });
-}
-
-int snnipu_sparse_pool2d_bwd(snnipu_sparse_call *call) {
-  return snnipu::run(call, [](auto a) {
-    const snnipu::PoolSizes sizes(a.c.geometry);
-    return snnipu::poolBackward(a.in(a.c.grad), a.spikes(sizes.inputs()), a.outputSpikes(sizes.neurons()), a.c.source,
-                                snnipu::Pool(sizes), static_cast<int32_t>(a.c.mode), a.out(a.c.grad_values),
-                                a.threads());
-  });
-}
-}
+SNNIPU_RUN(sparse_pool2d_fwd, poolForward)
+SNNIPU_RUN(sparse_pool2d_bwd, poolBackward)

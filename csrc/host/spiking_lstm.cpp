@@ -1,6 +1,7 @@
 // A spiking LSTM's step after its matrix products, in one pass over the gates.
 #include "host/spiking_lstm.h"
 
+#include "host/dtypes.hpp"
 #include "host/parallel.hpp"
 #include "neuron/functions.hpp"
 #include "neuron/sequence.hpp"
@@ -11,13 +12,13 @@ namespace snnipu {
 namespace {
 
 // The fewest neurons that are worth a thread.
-constexpr std::size_t neuronsPerBlock = 4096;
+constexpr size_t neuronsPerBlock = 4096;
 
 // The memory of one row: gates, states and gradients. Missing arrays are null.
 template <typename C> class LstmRow {
 public:
-  LstmRow(const snnipu_lstm_call &call, std::size_t row)
-      : call_(call), width_(static_cast<std::size_t>(call.width)), at_(row * width_) {}
+  LstmRow(const snnipu_lstm_call &call, size_t row)
+      : call_(call), width_(static_cast<size_t>(call.width)), at_(row * width_) {}
 
   void forward() const {
     C *const i = gate(call_.gates, 0), *const f = gate(call_.gates, 1), *const g = gate(call_.gates, tanhGate()),
@@ -25,7 +26,7 @@ public:
     const C *const synBefore = rowOf(call_.syn_before);
     C *const syn = rowOf(call_.syn), *const mem = rowOf(call_.mem);
     const C threshold = static_cast<C>(call_.threshold);
-    each([&](std::size_t n, auto lanes) {
+    each([&](size_t n, auto lanes) {
       using V = decltype(lanes);
       const V in = sigmoid(load<V>(i + n)), forget = sigmoid(load<V>(f + n)), cell = tanh(load<V>(g + n)),
               out = sigmoid(load<V>(o + n));
@@ -52,7 +53,7 @@ public:
     C *const gradI = gate(call_.grad_gates, 0), *const gradF = gate(call_.grad_gates, 1),
              *const gradG = gate(call_.grad_gates, tanhGate()), *const gradO = gate(call_.grad_gates, outputGate());
     C *const gradBefore = rowOf(call_.grad_before), *const gradReset = rowOf(call_.grad_reset);
-    each([&](std::size_t n, auto lanes) {
+    each([&](size_t n, auto lanes) {
       using V = decltype(lanes);
       const auto sum = [n](const C *a, const C *b) {
         const V first = a ? load<V>(a + n) : V{};
@@ -76,13 +77,13 @@ public:
   }
 
 private:
-  std::size_t tanhGate() const { return static_cast<std::size_t>(call_.tanh_gate); }
-  std::size_t outputGate() const { return 5 - tanhGate(); }
+  size_t tanhGate() const { return static_cast<size_t>(call_.tanh_gate); }
+  size_t outputGate() const { return 5 - tanhGate(); }
   const C *rowOf(const void *rows) const { return rows ? static_cast<const C *>(rows) + at_ : nullptr; }
   C *rowOf(void *rows) const { return rows ? static_cast<C *>(rows) + at_ : nullptr; }
-  C *gate(void *gates, std::size_t which) const { return static_cast<C *>(gates) + 4 * at_ + which * width_; }
+  C *gate(void *gates, size_t which) const { return static_cast<C *>(gates) + 4 * at_ + which * width_; }
 
-  template <typename V> V isReset(std::size_t n) const {
+  template <typename V> V isReset(size_t n) const {
     const C *const before = rowOf(call_.mem_before);
     return heaviside((before ? load<V>(before + n) : V{}) - splat<V>(static_cast<C>(call_.threshold)));
   }
@@ -90,26 +91,21 @@ private:
   template <typename Body> void each(const Body &body) const { forRegisters<C, true>(ElementRange{0, width_}, body); }
 
   const snnipu_lstm_call &call_;
-  const std::size_t width_, at_;
+  const size_t width_, at_;
 };
 
-template <typename C> void lstm(const snnipu_lstm_call &call, bool backward) {
-  const auto rows = static_cast<std::size_t>(call.rows), width = static_cast<std::size_t>(call.width);
-  const std::size_t rowsPerBlock = std::max<std::size_t>(1, neuronsPerBlock / width);
-  parallelFor((rows + rowsPerBlock - 1) / rowsPerBlock, static_cast<unsigned>(call.threads), [&](std::size_t block) {
-    for (std::size_t row = block * rowsPerBlock; row < std::min(rows, (block + 1) * rowsPerBlock); ++row)
-      backward ? LstmRow<C>(call, row).backward() : LstmRow<C>(call, row).forward();
-  });
-}
-
 int lstm(const snnipu_lstm_call &call, bool backward) {
-  if (call.dtype == SNNIPU_F32)
-    lstm<float>(call, backward);
-  else if (call.dtype == SNNIPU_F64)
-    lstm<double>(call, backward);
-  else
-    return 1;
-  return 0;
+  return forType(call.dtype, [&](auto type) {
+    const auto rows = static_cast<size_t>(call.rows), width = static_cast<size_t>(call.width);
+    const size_t rowsPerBlock = std::max<size_t>(1, neuronsPerBlock / width);
+    parallelPieces(rows, rowsPerBlock, static_cast<unsigned>(call.threads), [&](size_t begin, size_t end) {
+      for (size_t row = begin; row < end; ++row) {
+        const LstmRow<decltype(type)> lstmRow(call, row);
+        backward ? lstmRow.backward() : lstmRow.forward();
+      }
+    });
+    return 0;
+  });
 }
 
 } // namespace
