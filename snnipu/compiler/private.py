@@ -44,5 +44,5 @@ def hindrance() -> str:
 
 def _sees_functions() -> bool:
     """Return True if a TorchFunctionMode of the program is active, other than PyTorch's mode of a default device."""
-    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
-    return any(not type(mode).__module__.startswith("torch.utils._device") for mode in modes)
+    modes = map(type, torch.overrides._get_current_function_mode_stack())
+    return any(mode.__name__ != "DeviceContext" or not mode.__module__.startswith("torch.") for mode in modes)
