@@ -371,12 +371,12 @@ class MultiStep(nn.Sequential):
         """Run all steps through ``modules``, in chunks of time whose activations stay in the caches."""
         lengths = self._lengths(modules, x, constant)
         if len(lengths) == 1:
-            return _run_chunk(modules, None, x, constant, need_mem, watch, layers)
+            return _run_chunk(modules, x, None, constant, need_mem, watch, layers)
         states: List[Any] = [None] * len(modules)
         chunks = [x] * len(lengths) if constant is not None else x.split(lengths)
         spikes: List[Optional[List[Any]]] = [None if layers is None else [] for _ in lengths]
         results = [
-            _run_chunk(modules, states, part, None if constant is None else number, need_mem, watch, into)
+            _run_chunk(modules, part, states, None if constant is None else number, need_mem, watch, into)
             for part, number, into in zip(chunks, lengths, spikes)
         ]
         if layers is not None:
@@ -543,8 +543,8 @@ def _run_whole(name: str, module: nn.Module, x: Any, constant: Optional[int]) ->
 
 def _run_chunk(
     modules: _Named,
-    states: Optional[List[Any]],
     x: torch.Tensor,
+    states: Optional[List[Any]],
     constant: Optional[int],
     need_mem: bool,
     watch: Optional[PathRecorder],

@@ -24,9 +24,9 @@ def in_parts(monkeypatch):
         lengths = []
         part = multistep._run_chunk
 
-        def counted(modules, states, x, constant, *others):
+        def counted(modules, x, states, constant, *others):
             lengths.append(x.shape[0] if constant is None else constant)
-            return part(modules, states, x, constant, *others)
+            return part(modules, x, states, constant, *others)
 
         monkeypatch.setattr(multistep, "_run_chunk", counted)
         parts = function()
