@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from support.operators import needs_library
-from support.versions import NO_COMPILE
+from support.versions import needs_compile
 
 jupytext = pytest.importorskip("jupytext")
 nbclient = pytest.importorskip("nbclient")
@@ -113,20 +113,23 @@ def folder_of(request, tmp_path):
     return find
 
 
+def numbers(pattern, text):
+    return [float(number) for number in re.findall(pattern, text)]
+
+
 def percent_behind(words, text):
     return float(text.split(words)[1].split(" %")[0])
 
 
 @pytest.mark.slow
+@needs_compile
 @pytest.mark.usefixtures("one_thread_each")
 def test_first_network_runs(outputs_of):
     pytest.importorskip("sklearn")
-    if NO_COMPILE is not None:
-        pytest.skip(str(NO_COMPILE))
     text, pictures = outputs_of("00_first_network")
     assert percent_behind("test accuracy: ", text) > 90
     assert "equal spikes: True" in text
-    losses = [float(loss) for loss in re.findall(r"epoch \d: loss ([\d.]+)", text)]
+    losses = numbers(r"epoch \d: loss ([\d.]+)", text)
     assert len(losses) == 4
     assert losses[:2] == pytest.approx(losses[2:], abs=0.01)
     assert pictures == 2
@@ -155,7 +158,7 @@ def test_sparse_nmnist_runs(source, outputs_of, folder_of):
     assert f"{source}: 240 training" in text
     assert ("Going on with Randman" in text) == (source == "randman")
     assert percent_behind("equal spikes: ", text) > 99.9
-    accuracies = [float(number) for number in re.findall(r"training accuracy ([\d.]+) %", text)]
+    accuracies = numbers(r"training accuracy ([\d.]+) %", text)
     assert len(accuracies) == 6
     assert accuracies[-1] > max(20, accuracies[0])
     assert percent_behind("test accuracy: ", text) > (30 if source == "nmnist" else 10)
@@ -175,9 +178,9 @@ def test_ipu_model_runs(outputs_of):
         assert '--- racing\na race in compute set "add"' in text
     losses = text.split("largest difference of the losses: ")[1].split()[0]
     assert float(losses) < 0.1
-    host, model = re.findall(r"24 batches in .* training accuracy ([\d.]+) %", text)
-    assert abs(float(host) - float(model)) < 2
-    assert float(model) > 60
+    host, model = numbers(r"24 batches in .* training accuracy ([\d.]+) %", text)
+    assert abs(host - model) < 2
+    assert model > 60
     assert "NeuronSequence (gradient), 60 neurons" in text
     assert "IpuModelError: IPU model, NeuronSequence: graph_memory_allocation_error: tile 0 needs" in text
     assert "RuntimeError: Leaky cannot run on an IPU" in text
@@ -198,7 +201,7 @@ def test_event_driven_convolutions_run(source, samples, epochs, outputs_of, fold
     text, pictures = outputs_of("05_event_driven_convolutions", data, samples=samples, epochs=epochs)
     assert f"{source}: {samples} training and {samples} test recordings of (2, 34, 34) neurons" in text
     assert ("Going on with moving bars" in text) == (source == "moving bars")
-    losses = [float(number) for number in re.findall(r"epoch \d/\d: loss ([\d.]+), training accuracy", text)]
+    losses = numbers(r"epoch \d/\d: loss ([\d.]+), training accuracy", text)
     assert len(losses) == epochs
     if epochs > 1:
         assert losses[2] < 0.9 * losses[0]
@@ -215,7 +218,7 @@ def test_delays_run(source, outputs_of, folder_of):
     data = folder_of(source, "spoken_digits", "fsdd")
     text, pictures = outputs_of("07_delays", data, samples=300, epochs=5)
     assert f"{source}: 300 training" in text
-    without, learnt = (float(number) for number in re.findall(r"parameters, loss .* test accuracy ([\d.]+) %", text))
+    without, learnt = numbers(r"parameters, loss .* test accuracy ([\d.]+) %", text)
     assert learnt > without + (30 if source == "made-up words" else 0)
     assert percent_behind("with rounded delays ", text) > learnt - 5
     assert float(text.split("between pieces and the whole: ")[1].split()[0]) < 1e-5
@@ -224,9 +227,8 @@ def test_delays_run(source, outputs_of, folder_of):
 
 
 @pytest.mark.slow
+@needs_compile
 def test_compile_a_loop_runs(outputs_of):
-    if NO_COMPILE is not None:
-        pytest.skip(str(NO_COMPILE))
     text, pictures = outputs_of("04_compile_a_loop", hidden=50)
     assert "compiled and MultiStep: the same bits" in text
     assert len(re.findall(r"Leaky +\S+ +25 +one operator", text)) == 2
@@ -240,7 +242,7 @@ def test_learn_online_runs(outputs_of):
     """Half a minute of the stream: it is not learnt yet, but memory is already flat."""
     text, pictures = outputs_of("06_learn_online", minutes=0.5)
     assert "30,000 steps, 0.5 min of a stream" in text
-    first, last = (float(number) for number in re.findall(r"([\d.]+) % in the (?:first|last) tenth", text))
+    first, last = numbers(r"([\d.]+) % in the (?:first|last) tenth", text)
     assert last > first + 10
     assert float(re.findall(r"the process grew by (-?[\d.]+) MiB", text)[0]) < 5
     assert "the same gradients after the pause: True" in text
@@ -252,7 +254,7 @@ def test_learn_online_runs(outputs_of):
 def test_eventprop_runs(outputs_of):
     text, pictures = outputs_of("08_eventprop", steps=120)
     assert text.count("equal to the package's: True") == 2
-    errors = [float(error) for error in re.findall(r"relative error of the gradient ([\d.]+) %", text)]
+    errors = numbers(r"relative error of the gradient ([\d.]+) %", text)
     assert len(errors) == 5
     assert all(longer > 3 * shorter for longer, shorter in zip(errors, errors[1:]))
     distances = dict(re.findall(r"(\w+): mean distance from the targets ([\d.]+)", text))

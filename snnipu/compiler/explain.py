@@ -37,6 +37,8 @@ def explain(function: Any, *inputs: Any, **keywords: Any) -> Report:
     compiled = automatic.compile(function)
     discovery = automatic.discovery()
     before = {id(loop): loop.entries for loop in discovery.loops}
+    for loop in discovery.loops:
+        loop.reconsider()  # another network may have given it its reason
     started = time.perf_counter()
     with watched() as choices:
         compiled(*inputs, **keywords)

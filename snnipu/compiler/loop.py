@@ -117,6 +117,11 @@ class Loop:
         if not quiet:
             _LOG.warning("%s runs in Python: %s", self.label, reason)
 
+    def reconsider(self) -> None:
+        """Observe a loop over time again that runs in Python."""
+        if self.reason and self.is_over_time():
+            self.reason, self.note, self.looks, self.plans = "", None, 0, []
+
     def is_observed(self) -> bool:
         """Return True if this run is observed: less and less often while only neurons of snnTorch itself are called."""
         return self.looks < LOOKS or self.entries % 3 ** min(self.looks - LOOKS + 1, 4) == 0

@@ -192,6 +192,14 @@ def test_errors_and_an_old_pytorch(monkeypatch):
         snn.compile(FullyConnected())
 
 
+def test_another_network_of_the_class_has_its_own_reason():
+    net, x = network("spk, mem = self.lif(self.map(x[t]), mem)", result="mem"), torch.rand(5, 3, 6)
+    other = copy.deepcopy(net)
+    net.map.forward = lambda x: x if x.sum() > 0 else -x
+    runs = [compiler.explain(one, x).loops[0].runs_as for one in (net, other)]
+    assert runs[0] != "compiled" == runs[1]
+
+
 def test_a_compiled_network_is_saved_copied_and_reset():
     net, x = FullyConnected(), torch.rand(3, 12)
     compiled = snn.compile(net)

@@ -254,6 +254,12 @@ def test_results_that_are_not_requested_are_different_tensors(name, examples):
         assert len(set(map(id, results))) == len(results)
 
 
+def assert_reference(name, arguments, what):
+    expected = outcome(reference(name), arguments)
+    for way, function in ways(name).items():
+        assert_same(outcome(function, arguments), expected, f"{what}, {way}")
+
+
 @pytest.mark.parametrize("name", NATIVE)
 def test_kernels_give_what_the_reference_gives_or_raise(name, examples):
     arguments = examples[name]
@@ -271,10 +277,7 @@ def test_kernels_give_what_the_reference_gives_or_raise(name, examples):
                 continue  # empty states: the kernel computes them again
             if what == "zeros without memory" and name == "eventprop_bwd":
                 continue  # a decay of 0 has no logarithm
-            expected = outcome(reference(name), others)
-            for way, function in ways(name).items():
-                result = outcome(function, others)
-                assert_same(result, expected, f"argument {at}, {what}, {way}")
+            assert_reference(name, others, f"argument {at}, {what}")
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -311,9 +314,7 @@ def test_numbers_of_tensors(name, examples):
     for place in lists:
         for other in (arguments[place][:-1], [*arguments[place], arguments[place][-1]], []):
             others = [*arguments[:place], other, *arguments[place + 1 :]]
-            expected = outcome(reference(name), others)
-            for way, function in ways(name).items():
-                assert_same(outcome(function, others), expected, f"argument {place}, {len(other)} tensors, {way}")
+            assert_reference(name, others, f"argument {place}, {len(other)} tensors")
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -326,9 +327,7 @@ def test_sizes_that_do_not_fit_together(name, examples):
         others = [[*value[:at], number + by, *value[at + 1 :]] for at, number in enumerate(value) for by in (-1, 1, 50)]
         for other in (*others, value[:-1], [*value, 1], []):
             with_other = [*arguments[:place], other, *arguments[place + 1 :]]
-            expected = outcome(reference(name), with_other)
-            for way, function in ways(name).items():
-                assert_same(outcome(function, with_other), expected, f"argument {place}, {other}, {way}")
+            assert_reference(name, with_other, f"argument {place}, {other}")
 
 
 @pytest.mark.parametrize("name", NATIVE)
