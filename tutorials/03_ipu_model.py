@@ -158,7 +158,7 @@ print(
 # over tiles, and adds a vertex to each tile:
 
 # %%
-print(excerpt("csrc/graph/surrogate_spike.cpp", "poplar::Tensor surrogateSpike(", "poplar::Tensor surrogateSpikeGrad("))
+print(excerpt("csrc/graph/surrogate_spike.cpp", "Tensor surrogateSpike(", "Tensor surrogateSpikeGrad("))
 
 # %% [markdown]
 # `custom_ops/surrogate_spike.cpp` registers it with PopART, the framework below PopTorch, as the operator
