@@ -296,7 +296,8 @@ def _write_neuron(module: Any, shape: Shape, settings: NirSettings) -> Dict[str,
         if not (threshold > 0).all():
             raise Unsupported("threshold must be above 0, to which NIR's neuron is reset")
         node = _write_membrane(module, zeros, settings, v_threshold=threshold, v_reset=zeros)
-        at_once = getattr(module, "resets_at_once", not module.reset_delay)
+        late = isinstance(module, snntorch.RSynaptic) or module.reset_delay  # snnTorch's RSynaptic ignores its option
+        at_once = getattr(module, "resets_at_once", not late)
         if module.reset_mechanism != "zero" or not at_once:
             node.metadata = {RESET: module.reset_mechanism, RESET_DELAY: not at_once}
         nodes = {"lif": node, LOOP: _write_loop(module, shape, settings)} if recurrent else {"": node}

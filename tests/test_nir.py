@@ -209,15 +209,21 @@ def test_delays_that_nir_cannot_express_are_named(row):
         export_to_nir(nn.Sequential(nn.Linear(6, 6), module), torch.rand(2, 6))
 
 
-@pytest.mark.parametrize("kind", ["Leaky", "Synaptic", "RLeaky"])
-@pytest.mark.parametrize("mechanism", [("subtract", True), ("subtract", False), ("zero", True)])
-def test_other_resets_are_named_and_kept(kind, mechanism, tmp_path):
-    arguments = {"Leaky": {"beta": 0.9}, "Synaptic": {"alpha": 0.8, "beta": 0.9}}
-    arguments["RLeaky"] = {"beta": 0.9, "linear_features": 8}
-    options = dict(zip(("reset_mechanism", "reset_delay"), mechanism), init_hidden=True)
-    neuron = getattr(snn, kind)(**arguments[kind], **options)
+@each_row("""
+snn.Leaky(0.9, reset_mechanism="subtract", init_hidden=True)
+snn.Leaky(0.9, reset_mechanism="subtract", reset_delay=False, init_hidden=True)
+snn.Leaky(0.9, reset_mechanism="zero", init_hidden=True)
+snn.Synaptic(0.8, 0.9, reset_mechanism="subtract", init_hidden=True)
+snn.Synaptic(0.8, 0.9, reset_mechanism="subtract", reset_delay=False, init_hidden=True)
+snn.Synaptic(0.8, 0.9, reset_mechanism="zero", init_hidden=True)
+snn.RLeaky(0.9, linear_features=8, reset_mechanism="subtract", init_hidden=True)
+snn.RLeaky(0.9, linear_features=8, reset_mechanism="subtract", reset_delay=False, init_hidden=True)
+snn.RLeaky(0.9, linear_features=8, reset_mechanism="zero", init_hidden=True)
+snn.RSynaptic(0.8, 0.9, linear_features=8, reset_mechanism="zero", reset_delay=False, init_hidden=True)
+""")
+def test_other_resets_are_named_and_kept(row, tmp_path):
     with pytest.warns(UserWarning, match="the reset of 1 is another"):
-        assert_round_trip(nn.Sequential(nn.Linear(6, 8), neuron), numbers(15, 3, 6), tmp_path)
+        assert_round_trip(nn.Sequential(nn.Linear(6, 8), eval(row)), numbers(15, 3, 6), tmp_path)
 
 
 def test_convolutions_and_pooling(tmp_path):

@@ -126,9 +126,11 @@ class NeuronStep(torch.autograd.Function):
         read = step.copy_parameters(parameters, x.shape) if fixed is None else fixed
         spk, after, copies = step.run(x, initial, read, with_after)
         copied_x = x.clone() if with_x else None
+        # A first state is None, and zeros when torch.utils.checkpoint runs the step again and compares what it saves.
+        before = [torch.zeros_like(x) if state is None else state for state in initial]
         ctx.save_for_backward(
             copied_x,
-            *[state.clone() if saved and state is not None else None for saved, state in zip(with_before, initial)],
+            *[state.clone() if saved else None for saved, state in zip(with_before, before)],
             *copies,
             *(read if fixed is None else ()),
         )
@@ -279,6 +281,7 @@ def accepts_input(x: torch.Tensor) -> bool:
         and is_eager(x)
         and (host.library is not None if x.is_cpu else triton.unavailable_reason(x.device) is None)
         and x.numel() > 0
+        and x.dim() > 0
         and not popart.on_ipu()
     )
 

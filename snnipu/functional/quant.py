@@ -240,7 +240,8 @@ class StateQuant:
         if key not in self._searches:
             self._searches[key] = _search(self.levels.cpu(), x.dtype, x.device)
         out: torch.Tensor = _StraightThrough.apply(x, self._searches[key])
-        self._last = (weakref.ref(out), out._version)
+        if not out.is_inference():  # those have no version counter
+            self._last = (weakref.ref(out), out._version)
         return out
 
     def __getstate__(self) -> Dict[str, Any]:

@@ -480,8 +480,10 @@ class FusedNeuron(AttributeStates):
             ):
                 return None
             initial.append(state)
-        if any(p.dim() > 0 and p.dtype != input_.dtype for p in self._values().values() if isinstance(p, torch.Tensor)):
-            return None
+        dims = input_.dim()
+        for p in self._values().values():
+            if isinstance(p, torch.Tensor) and (p.dim() > dims or (p.dim() > 0 and p.dtype != input_.dtype)):
+                return None
         fired, after = self._kernel_step(input_, initial)
         spk = fired if fired.dtype == torch.float32 else fired.to(self._spike_dtype(fired.dtype))
         for name, state in zip(names, after):

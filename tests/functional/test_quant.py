@@ -69,7 +69,8 @@ def test_shapes_and_gradient():
         (out * weight).sum().backward()
         assert torch.equal(x.grad, weight)
     x = torch.randn(4, 6).t()
-    assert torch.equal(ours(x), snntorch_quant.state_quant(4)(x))
+    with torch.inference_mode():
+        assert torch.equal(ours(x), snntorch_quant.state_quant(4)(x))
 
 
 @needs_backend

@@ -298,6 +298,10 @@ leaky()([0.0]) | TypeError: input_ must be a torch.Tensor
 leaky()(X.to(torch.complex64)) | TypeError: input_ must be real
 leaky()(X, 0.0) | TypeError: mem must be a torch.Tensor
 leaky(init_hidden=True)(X, X) | TypeError: `mem` should not be passed
+leaky(state_quant=abs)(None) | TypeError: input_ must be a torch.Tensor
+leaky(state_quant=abs)(X, 0.0) | TypeError: mem must be a torch.Tensor or None
+leaky(state_quant=abs)(X.to(torch.complex64)) | TypeError: input_ must be real
+leaky(state_quant=abs, init_hidden=True)(X, X) | TypeError: `mem` should not be passed
 leaky(init_hidden=True).sequence(X[None], X) | TypeError: `mem` should not be passed
 leaky(torch.rand(4))(X) | ValueError: beta must broadcast .* \(4,\)
 leaky()(X, torch.zeros(2, 3, device="meta")) | ValueError: mem must be on x's device
