@@ -168,6 +168,7 @@ a**2
 a.tanh() ** 3
 (a.abs() + 0.5) ** 0.5
 (a.abs() + 0.5) ** -1.5
+a.relu() ** 0 + a
 a * 0.3 + 0.1
 a / 3
 torch.sin(a) * a.cos()
@@ -242,7 +243,7 @@ def test_random_steps_adjoint_is_autograds(drawn, seed):
 @snn.neuron(states=("mem", "adapt"), parameters={"beta": 0.9, "rho": 0.8, "strength": 0.3, "threshold": 1.0})
 def Rising(x, mem, adapt, *, beta, rho, strength, threshold, spike):
     spk = spike(mem - threshold - strength * adapt)
-    rises = torch.sigmoid(mem).clamp(max=0.9)
+    rises = torch.where(rho < beta, torch.sigmoid(mem), mem).clamp(max=0.9)
     return spk, beta * mem * (1 - spk) + x, torch.where(adapt > 2, adapt / 2, rho * adapt) + spk * rises**2
 
 
@@ -302,6 +303,7 @@ mem ** x | exponent
 mem.clamp(x, 1) | bounds
 torch.where(mem, x, 1) | condition
 mem.float() | precision
+mem.to(torch.int32) | precision
 (mem > 1).with_gradient((mem,), lambda g: (g,)) | must be a number for each neuron
 (2 * beta).with_gradient((beta,), lambda g: (g,)) | must be a number for each neuron
 mem > 1 | got a comparison

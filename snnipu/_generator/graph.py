@@ -90,8 +90,9 @@ class Value:
         self.is_bool = is_bool
         self.index = len(graph.values)
         self.line = _current_line()
-        # True if the value depends on the input or on a state, so that it changes from step to step.
-        self.varies: bool = operation in ("spike", "stored") or any(value.varies for value in self.inputs)
+        # True if the value depends on the input or on a state, so that it changes from step to step. Comparisons always
+        # count, as kernels take numbers as parameters.
+        self.varies: bool = is_bool or operation in ("spike", "stored") or any(value.varies for value in self.inputs)
         self.kind = ""
         self.name = ""
         self.gradient: Optional[Callable[[Value], Tuple[Any, ...]]] = None
@@ -196,10 +197,13 @@ class Value:
         return self.graph.add("value_of", (self,))
 
     def to(self, dtype: Any) -> "Value":
-        """Return a comparison as 1 or 0; ``dtype`` is ignored, since all values have the neuron's."""
+        """Return a comparison as 1 or 0, and a number unchanged, since all values have the neuron's dtype."""
+        if not self.is_bool and str(dtype) not in (self.dtype, "torch.float32", "torch.float64"):
+            self.graph.refuse(f"to({dtype}) changes a precision that is the neuron's")
         return self.float() if self.is_bool else self
 
-    type_as = to
+    def type_as(self, other: Any) -> "Value":
+        return self.to(self.dtype)
 
     @property
     def dtype(self) -> str:

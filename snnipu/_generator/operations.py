@@ -56,7 +56,12 @@ OPERATIONS: Dict[str, Operation] = {
     "tanh": _O("tanh({0})", "_tanh({0})", lambda a: a.tanh(), lambda g, y, a: (g * (1 - y * y),)),
     "sin": _O("sin({0})", "tl.sin({0})", lambda a: a.sin(), lambda g, y, a: (g * a.cos(),)),
     "cos": _O("cos({0})", "tl.cos({0})", lambda a: a.cos(), lambda g, y, a: (g * -a.sin(),)),
-    "pow": _O("power({0}, {n1})", "", lambda a, n: a**n, lambda g, y, a, n: (g * (n * a ** (n - 1)), None)),
+    "pow": _O(
+        "power({0}, {n1})",
+        "",
+        lambda a, n: a**n,
+        lambda g, y, a, n: (g * (n * a ** (n - 1)) if n else None, None),
+    ),
     "minimum": _O(
         "minimum({0}, {1})",
         "_minimum({0}, {1})",

@@ -119,7 +119,7 @@ class SynapticDelay(nn.Module):
                 "where another sequence begins"
             )
         # max_delay inputs from the first step on, so that all steps of a compiled loop are equal.
-        inputs = [x, *(self._last or [torch.zeros_like(x)] * self.max_delay)]
+        inputs = [x.clone(), *(self._last or [torch.zeros_like(x)] * self.max_delay)]  # callers may write into x
         self._last = inputs[: self.max_delay]
         arriving, first = self._shares(x)
         steps = torch.stack(inputs)

@@ -194,7 +194,7 @@ class Online(nn.Module):
         return events
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {**self.__dict__, "_events": {}}
+        return {**self.__dict__, "_events": {}, "readouts": [readout.detach() for readout in self.readouts]}
 
     def prepare(self, x: torch.Tensor) -> None:
         """Store states and traces in buffers, so that PopTorch compiles a chunk once as one graph.

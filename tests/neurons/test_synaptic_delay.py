@@ -58,6 +58,7 @@ def test_in_a_network_and_reset():
     for step in x:
         spk, mem = lif(net[0](step), mem)
         rows.append(net[3](delay(spk)))
+        spk.detach().zero_()
     torch.testing.assert_close(torch.stack(rows), out)
     out.square().sum().backward()
     assert delay.delay.grad.abs().sum() > 0

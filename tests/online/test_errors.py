@@ -293,6 +293,7 @@ def test_one_decay_in_place_of_each_neurons(rule):
     net, x = network().double(), stream().double()
     learner = online(net, rule)
     expected = learn(learner, x)
+    copy.deepcopy(learner)  # with readouts
     learner.zero_grad()
     learner.reset()
     for chunk, beta in zip(x.split(2), (torch.full((6,), 0.9), torch.tensor(0.9), torch.full((6,), 0.9))):
