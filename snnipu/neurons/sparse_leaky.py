@@ -427,7 +427,7 @@ class FullyConnectedNeurons(Delays, SparseNeurons):
 
 def _as_spikes(currents: torch.Tensor) -> SparseSpikes:
     """Return currents ``[T, B, N]`` as SparseSpikes: a spike for each neuron, whose value is the current."""
-    neurons = currents.shape[2]
+    currents, neurons = currents.to(compute_dtype(currents.dtype)), currents.shape[2]
     ids = torch.arange(neurons, dtype=torch.int32, device=currents.device).expand(currents.shape).contiguous()
     return SparseSpikes._trusted(ids, currents, ids.new_full((*currents.shape[:2], 2), neurons), neurons)
 
@@ -547,17 +547,18 @@ class SparseLeaky(FullyConnectedNeurons):
         return super().membranes(x, delay=delay)
 
     def chosen(self, x: DenseOrSparse) -> DenseOrSparse:
-        if self.recurrent_weight is not None:
-            return choose_path(x, self.weight, "sparse", self._measured)
-        return super().chosen(x)
+        # The operator takes spikes. Only a dense input that requires a gradient needs that of its zeros.
+        if self.recurrent_weight is None or (isinstance(x, torch.Tensor) and x.requires_grad):
+            return super().chosen(x)
+        return choose_path(x, self.weight, "sparse", self._measured)
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
-        """Return the layer's spikes, by one operator if ``x`` is spikes."""
-        if not isinstance(x, SparseSpikes) or (self.max_delay is not None and self.recurrent_weight is None):
+        """Return the layer's spikes, by one operator if ``x`` is spikes or the layer is recurrent."""
+        weight, is_product = self.weight, not isinstance(x, SparseSpikes) or self.max_delay is not None
+        if is_product and self.recurrent_weight is None:
             return super()._spikes(x, delay)
-        weight = self.weight
-        if self.max_delay is not None:
-            # Pass the delayed currents to the operator as spikes, through an identity matrix.
+        if is_product:
+            # Pass the weighted currents to the operator as spikes, through an identity matrix.
             x = _as_spikes(self.weighted(x))
             weight = torch.eye(self.out_features, dtype=x.values.dtype, device=x.device)
         return ops.sparse_lif_sequence(

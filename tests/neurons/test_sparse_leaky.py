@@ -9,7 +9,6 @@ from oracle import (
     densified,
     on_grid,
     random_spikes,
-    soft,
 )
 from support.tables import each_row
 from torch import nn
@@ -32,16 +31,20 @@ def make_layer(inputs=40, outputs=65, **keywords):
 
 
 def test_a_recurrent_layer_has_no_dense_twin():
-    layer, spikes = make_layer(recurrent=True, bias=True), random_spikes(7, 3, 40)
-    layer(spikes).to_dense().sum().backward()
-    assert layer.recurrent_weight.grad.any()
-    assert "recurrent=True" in repr(layer)
-    calls = layer.to_dense, layer.dense_state_dict, lambda: layer.membranes(spikes)
-    for call in (*calls, lambda: layer.load_dense_state_dict({})):
+    layer = make_layer(recurrent=True)
+    calls = [layer.to_dense, layer.dense_state_dict, lambda: layer.membranes(None)]
+    for call in [*calls, lambda: layer.load_dense_state_dict({})]:
         with pytest.raises(ValueError, match="a recurrent layer"):
             call()
-    with pytest.raises(ValueError, match="spike_grad must be a fused surrogate"):
-        make_layer(recurrent=True, spike_grad=soft)
+
+
+def test_zeros_of_a_dense_input_have_a_gradient_in_a_recurrent_layer():
+    layer, x = make_layer(recurrent=True), random_spikes(7, 3, 40).to_dense().requires_grad_()
+    layer.recurrent_weight.data.zero_()
+    other = copy.deepcopy(layer)
+    other.recurrent_weight = None
+    grads = [torch.autograd.grad(each(x).to_dense().cumsum(-1).sum(), x)[0] for each in (layer, other)]
+    torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize("path", PATHS)
