@@ -554,10 +554,10 @@ class SparseLeaky(FullyConnectedNeurons):
 
     def _spikes(self, x: DenseOrSparse, delay: int) -> SparseSpikes:
         """Return the layer's spikes, by one operator if ``x`` is spikes or the layer is recurrent."""
-        weight, is_product = self.weight, not isinstance(x, SparseSpikes) or self.max_delay is not None
-        if is_product and self.recurrent_weight is None:
-            return super()._spikes(x, delay)
-        if is_product:
+        weight = self.weight
+        if self.max_delay is not None or not isinstance(x, SparseSpikes):
+            if self.recurrent_weight is None:
+                return super()._spikes(x, delay)
             # Pass the weighted currents to the operator as spikes, through an identity matrix.
             x = _as_spikes(self.weighted(x))
             weight = torch.eye(self.out_features, dtype=x.values.dtype, device=x.device)
