@@ -97,8 +97,9 @@ class Leaky(FusedNeuron, snntorch.Leaky):
     fuses_when_compiled = True
 
     def _has_kernel(self) -> bool:
-        # On every device. The operator evaluates a surrogate without a kernel as a PyTorch function.
-        return self._surrogate() is not None
+        # On every device. The operator evaluates a surrogate without a kernel as a PyTorch function, but not in a trace.
+        surrogate = self._surrogate()
+        return surrogate is not None and (surrogate.kernel is not None or not step_operators.tracing())
 
     def _on_ipu(self) -> bool:
         on_ipu = popart.uses_operator("Leaky", "NeuronSequence")
