@@ -97,7 +97,7 @@ class Leaky(FusedNeuron, snntorch.Leaky):
     fuses_when_compiled = True
 
     def _has_kernel(self) -> bool:
-        # On every device. The operator evaluates a surrogate without a kernel as a PyTorch function, but not in a trace.
+        # On every device. The operator evaluates a surrogate without a kernel as a PyTorch function, except in traces.
         surrogate = self._surrogate()
         return surrogate is not None and (surrogate.kernel is not None or not step_operators.tracing())
 
