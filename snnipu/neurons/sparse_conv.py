@@ -19,6 +19,7 @@ from snnipu.ops._maps import Pair, Size, input_map_shape, pair, reached
 from snnipu.ops._sparse_layers import delayed
 from snnipu.ops._spike_gradient import fused
 from snnipu.ops.dense_pool2d import max_pool2d
+from snnipu.ops.dense_to_sparse import dense_argument
 from snnipu.ops.sparse_conv2d import check_groups
 from snnipu.ops.sparse_conv_lif_sequence import Maps, sparse_conv_lif_pool
 from snnipu.ops.sparse_pool2d import mode_code
@@ -429,6 +430,14 @@ class SparseConvLeaky(ConvolutionalNeurons):
         return maps.unflatten(0, spk.shape[:2])
 
 
+def _with_all_slots(x: torch.Tensor) -> SparseSpikes:
+    """Return the nonzero elements of ``x`` ``[T, B, N]`` as spikes, and the zeros as gradient-only slots."""
+    x = dense_argument("x", x)
+    ids = (x == 0).sort(dim=-1, stable=True).indices
+    counts = torch.stack([(x != 0).sum(-1), torch.full(x.shape[:2], x.shape[2], device=x.device)], -1)
+    return SparseSpikes._trusted(ids.int(), x.gather(-1, ids), counts.int(), x.shape[2])
+
+
 class SparsePool2d(nn.Module):
     """A pool of maps for spikes, from ids to ids.
 
@@ -484,8 +493,8 @@ class SparsePool2d(nn.Module):
         """Return SparseSpikes of the pooled maps.
 
         Args:
-            x: SparseSpikes of maps, or a dense ``[T, B, C, H, W]``, whose nonzero elements are spikes and get the
-                gradient.
+            x: SparseSpikes of maps, or a dense ``[T, B, C, H, W]``, whose nonzero elements are spikes. Its zeros have a
+                gradient, too.
 
         Raises:
             TypeError, ValueError: wrong type or shape.
@@ -495,7 +504,8 @@ class SparsePool2d(nn.Module):
                 raise ValueError(f"x must have shape [T, B, C, H, W], got {tuple(x.shape)}")
             if not (x.is_floating_point() or x.is_complex()):
                 x = x.float()
-            x = ops.dense_to_sparse(x.flatten(2)).with_maps((x.shape[2], x.shape[3], x.shape[4]))
+            spikes = _with_all_slots(x.flatten(2)) if x.requires_grad else ops.dense_to_sparse(x.flatten(2))
+            x = spikes.with_maps((x.shape[2], x.shape[3], x.shape[4]))
         if not isinstance(x, SparseSpikes):
             raise TypeError(f"x must be a torch.Tensor or SparseSpikes, got {type(x).__name__}")
         if self.input_size is not None and x.map_shape not in (None, self.input_size):

@@ -86,10 +86,11 @@ def test_a_convolution_alone_breaks_even_by_its_channels(channels, groups, dense
 @pytest.mark.parametrize("mode", ["max", "average", "sum"])
 def test_pool(mode):
     pool = snn.SparsePool2d(3, 2, 1, mode=mode)
-    x = maps()
-    expected = pool.to_dense()(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-    assert torch.allclose(pool(sparse(x)).to_dense(), expected.flatten(2))
-    assert torch.allclose(pool(x).to_dense(), expected.flatten(2))
+    x = maps().requires_grad_()
+    expected, actual = pool.to_dense()(x.flatten(0, 1)).reshape(*x.shape[:2], -1), pool(x).to_dense()
+    for out in (actual, pool(x.detach()).to_dense(), pool(sparse(x)).to_dense()):
+        assert torch.allclose(out, expected)
+    torch.testing.assert_close(*[torch.autograd.grad(out.cumsum(-1).sum(), x)[0] for out in (actual, expected)])
     assert pool.input_size == (2, 9, 8)
     with pytest.raises(ValueError, match=r"x must be maps of \(2, 9, 8\)"):
         pool(maps(W=9))

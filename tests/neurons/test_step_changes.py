@@ -172,16 +172,6 @@ def test_a_reset_signal_of_snntorch_that_is_exchanged(kind, monkeypatch):
     assert list(_states._WARNED) == [(snn.Leaky, "mem_reset")]
 
 
-def test_what_snntorchs_step_is_not_given():
-    lif = snn.Leaky(beta=0.9, state_quant=_half)
-    x = torch.rand(3, 4)
-    for _ in range(2):
-        lif(x)
-        with pytest.warns(UserWarning, match="is it another layer's"):
-            lif(x, torch.ones(2, 5))
-        assert lif(x[:2])[0].shape == (2, 4)
-
-
 def step_of(lif):
     """Return an input, and a state for the next step."""
     x = torch.randn(SHAPE)
