@@ -324,6 +324,8 @@ class DataLoader(torch.utils.data.DataLoader):
     def __len__(self) -> int:
         if self._rebatched:
             elements, size = len(self.dataset), self._rebatched  # type: ignore[arg-type]
+            if self._user_sampler:  # it may leave out elements
+                elements = min(elements, super().__len__() * size // self._combine)
         else:
             elements, size = super().__len__(), self._combine if self._user_sampler else 1
         batches, left = divmod(elements, size)
