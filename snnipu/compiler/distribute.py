@@ -147,8 +147,8 @@ class Distribution:
             varying = [one for one in nodes.leaves_of(index) if self._varies(one)]
             if base.op != "placeholder" or not all(map(is_number, varying)):
                 return {}
-            if any(one is None or one is ... or nodes.is_tensor(one) for one in index):
-                return {}
+            if any(one is None or one is ... or isinstance(one, list) or nodes.is_tensor(one) for one in index):
+                return {}  # a list would be the numbers of all steps
             times.add((base, tuple(str(one) if nodes.leaves_of(one) else None for one in index)))
             setitems[node] = base, index
         return setitems if len(times) == 1 else {}
@@ -188,6 +188,9 @@ class Distribution:
             component.sort(key=order.__getitem__)
             if len(component) == 1 and component[0] not in needs(component[0]):
                 self._write_node(component[0])
+            elif self.body.varying.isdisjoint(component):
+                for node in component:
+                    self._write_node(node)
             else:
                 self._write_cycle(component)
         self.graph.lint()
@@ -269,6 +272,8 @@ class Distribution:
         return isinstance(node, Node) and unmarked(node) in self.body.varying
 
     def constant(self, node: Any) -> Any:
+        if unmarked(node) not in self._constant:
+            raise Refused("it changes a new tensor in place, and reads it later")
         return self._constant[unmarked(node)]
 
     def sequence(self, node: Node) -> Any:
@@ -501,7 +506,7 @@ class Distribution:
         total = self.body.after[self.body.number_of[before[0]]]
         others = summands(total, before[0], inside)
         value = nodes.value_of(total)
-        if not others or not isinstance(value, torch.Tensor):
+        if len(component) != 1 + len(others) or not others or not isinstance(value, torch.Tensor):
             return False
         if nodes.key_of(nodes.value_of(before[0])) != nodes.key_of(value) or value.dtype is torch.bool:
             return False

@@ -89,6 +89,8 @@ def matched(steady: Body, first: Body) -> First:
         for mark in nodes.leaves_of((one.args, one.kwargs)):
             if mark.target is carried and not _may_be_expanded(mark.args[1], match, one, other):
                 raise Refused("an operation of its first step reads a value of another shape")
+    if len(set(match.inputs.values())) < len(match.inputs):
+        raise Refused("its first step reads one value in place of two of a later step")
     return match
 
 

@@ -34,6 +34,8 @@ LOOKED_AT = 2
 # number of times that steps are observed in a run. MOST_PLANS: the number of different sets of attributes that the runs
 # of a compiled loop may set.
 LOOKS, MOST_LOOKS, MOST_PLANS = 3, 2, 4
+# Values that are the same if they are equal.
+_CONSTANTS = (int, float, bool, str, torch.Size, torch.dtype, torch.device)
 
 
 # ---- the loop
@@ -50,6 +52,7 @@ class Loop:
         traced: the body for the trace, which stores the values that are printed or logged.
         after: makes the calls that print or log, after the compiled loop; None if there are none.
         shown_to: returns the objects that these calls write to, and the values that they read.
+        reads_gradients: True if its steps may read if a tensor requires a gradient.
         has_neurons: True if its steps call neurons of snnipu. Other loops may have hand-coded neurons.
         reason: why the loop runs in Python; empty if it can run compiled.
         note: the reason with the program's lines that cause it; None if they are unknown.
@@ -82,7 +85,7 @@ class Loop:
         self.runs = self.entries = self.steps = 0
         self.looks = 0
         self.hindrance, self._is_logged = "", False
-        self.has_neurons = False
+        self.has_neurons = self.reads_gradients = False
         self.plans: List[Traced] = []
 
     def __bool__(self) -> bool:
@@ -219,6 +222,7 @@ class _Run:
             versions.append(_versions(self.arguments))
         again = [key for key in called[0] if key in called[1]]
         loop.has_neurons = loop.has_neurons or bool(again)
+        loop.reads_gradients = moments[0].reads_gradients
         may_be = again or moments[0].has_functions()
         # A first step may register parameters, which the next call finds in place.
         is_set_up = moments[0].changes_modules(moments[1]) and not moments[1].changes_modules(moments[2])
@@ -277,13 +281,17 @@ class _Run:
             variables.add(place)
         written = {place for place in places if place.key == LAST_STEP}
         places -= written
+        strange = [repr(one.key) for one in (*places, *grown) if not one.is_literal()]
+        if strange:
+            raise Refused(f"it sets an item or attribute whose name is no literal: {strange[0]}")
         numbers: Set[Any] = set()
         for place in (*places, *variables):
             if isinstance(place, Place):
                 history = [moment.value(place) for moment in moments]
             else:
                 history = [moment[place] for moment in values]
-            by = _counted(place, history)
+            name = place.key if isinstance(place, Place) else self.loop.body.__code__.co_varnames[place + 1]
+            by = _counted(name, history)
             if by is not None and by is not Missing:
                 counters[place] = by
             elif by is Missing:
@@ -329,6 +337,7 @@ class _Run:
                 self.step_in_python()
             if self.items.count - self.step < 2:
                 return
+            state = random.getstate()
             try:
                 self.results = plan.run(self, self._objects)
                 self.step = loop.steps = self.items.count
@@ -337,6 +346,7 @@ class _Run:
                     _LOG.info(loop.text_lines()[0])
                 return
             except Exception as error:
+                random.setstate(state)
                 cause = _cause(error)
                 if isinstance(cause, Peel):
                     continue
@@ -371,14 +381,13 @@ class _Run:
             self._look()
 
 
-def _counted(place: Any, history: Sequence[Any]) -> Any:
+def _counted(name: str, history: Sequence[Any]) -> Any:
     """Return the increment of a number per step, Missing if it is not constant, or None for other values.
 
     Raises:
         Refused: the value changes and is neither a tensor nor a number.
     """
     first, before, last = history
-    name = place.key if isinstance(place, Place) else f"variable {place}"
     if before is Missing or last is Missing:
         raise Refused(f"`{name}` appears")
     if type(last) is int and type(before) is int:
@@ -386,9 +395,22 @@ def _counted(place: Any, history: Sequence[Any]) -> Any:
         return last - before if even else Missing
     if type(last) is float and type(before) in (int, float):
         return Missing
-    if type(last) in (int, float, bool, str, type(None)) and (type(last) is not type(before) or last != before):
+    if not _differ_in_tensors(before, last):
         raise Refused(f"`{name}` is not a tensor, and changes")
     return None
+
+
+def _differ_in_tensors(before: Any, last: Any) -> bool:
+    """Return True if two values are equal but for their tensors, which may be in tuples, lists and dictionaries."""
+    if isinstance(last, torch.Tensor) or last is before:
+        return True
+    if type(last) is not type(before):
+        return False
+    if type(last) is dict:
+        return list(last) == list(before) and all(_differ_in_tensors(before[key], last[key]) for key in last)
+    if type(last) in (tuple, list):
+        return len(last) == len(before) and all(map(_differ_in_tensors, before, last))
+    return type(last) in _CONSTANTS and last == before
 
 
 def _cause(error: BaseException) -> Optional[BaseException]:

@@ -3,6 +3,7 @@
 import collections.abc
 import contextlib
 import functools
+import keyword
 import random
 import types
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -19,6 +20,8 @@ from snnipu.neurons._states import AttributeStates
 # The largest number of objects in a snapshot, and of items of a list or a dictionary.
 _MOST, _MOST_ITEMS = 4000, 1000
 _LIBRARIES = ("torch", "numpy", "matplotlib", "tqdm", "logging", "builtins", "snnipu", "snntorch")
+# Modules of libraries whose objects have attributes that a step may set.
+_OBSERVED = ("torch.optim", "torch.distributions", "torch.amp")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _PASSED = (torch.Tensor, str, bytes, int, float, bool, torch.Size, torch.dtype, torch.device)
 # The attribute of a neuron that records its last step. No step reads it.
@@ -50,6 +53,13 @@ class Place(NamedTuple):
             delattr(owner, self.key)
         else:
             setattr(owner, self.key, value)
+
+    def is_literal(self) -> bool:
+        """Return True if :meth:`text` is an expression of Python."""
+        if self.is_attribute:
+            return str(self.key).isidentifier() and not keyword.iskeyword(self.key)
+        keys = self.key if type(self.key) is tuple else (self.key,)
+        return all(one is None or type(one) in (bool, int, str, bytes) for one in keys)
 
     def text(self, owner: str) -> str:
         return f"{owner}.{self.key}" if self.is_attribute else f"{owner}[{self.key!r}]"
@@ -118,7 +128,7 @@ class Objects:
         self._others: Dict[int, Tuple[Any, List[Any]]] = {}  # sets, deques and long lists, and their items
         self._modules: Dict[int, List[Any]] = {}  # the mode, layers and parameters of modules
         self._lists: Dict[int, List[Place]] = {}  # the places that hold a list, by the list's id
-        self._has_iterators = self.has_hooks = False
+        self._has_iterators = self.has_hooks = self.reads_gradients = False
         self._space = function.__globals__
         waiting: List[Tuple[Any, Path]] = [(value, (place,)) for place, value in enumerate(arguments)]
         waiting += self._reachable_from(function, (-1,))
@@ -157,6 +167,9 @@ class Objects:
             is_system = isinstance(value, random.SystemRandom)
             self._others[id(value)] = value, [object() if is_system else hash(value.getstate())]
             return []
+        if isinstance(value, functools._lru_cache_wrapper):
+            self._others[id(value)] = value, list(value.cache_info())
+            return [(value.__wrapped__, ())]
         if isinstance(value, collections.abc.Iterator):
             self._has_iterators = True
             return []
@@ -169,6 +182,7 @@ class Objects:
             values = dict(items) if len(value) <= _MOST_ITEMS else {}
             if len(value) > _MOST_ITEMS:
                 self._others[id(value)] = value, list(value.values() if isinstance(value, dict) else value)
+            parts = [(vars(value), ())] if getattr(value, "__dict__", None) else []
         elif isinstance(value, type):
             if not _is_of_program(value.__module__):
                 return []
@@ -187,7 +201,8 @@ class Objects:
                 parts += hooks
             parts.append((type(value), _to(path, "__class__", True)))
         else:
-            return []
+            is_observed = type(value).__module__.startswith(_OBSERVED) and hasattr(value, "__dict__")
+            return [(vars(value), ())] if is_observed else []
         length = len(value) if isinstance(value, list) else 0
         self._owners[id(value)] = _Owner(value, path, values, length)
         for key, one in values.items():
@@ -210,6 +225,7 @@ class Objects:
                 where = _to(_to(_to(path, "__closure__", True), place, False), "cell_contents", True)
                 reachable.append((self._note(cell, "cell_contents", True), where))
         space = function.__globals__
+        self.reads_gradients |= any("requires_grad" in code.co_names for code in _codes(function.__code__))
         where = _to((-1,) if space is self._space else path, "__globals__", True)
         for name in [name for code in _codes(function.__code__) for name in code.co_names if name in space]:
             reachable.append((self._note(space, name, False), _to(where, name, False)))
@@ -230,7 +246,9 @@ class Objects:
                 raise Refused("it sets a global variable, or a variable of a function around it")
         for other, (_, items) in self._others.items():
             if not _are_unchanged(items, later._others.get(other, (None, items))[1]):
-                raise Refused("it changes a set, a deque, an array, a list of many items or a random generator")
+                raise Refused(
+                    "it changes a set, a deque, an array, a cache, a list of many items or a random generator"
+                )
         if self.changes_modules(later):
             raise Refused("it changes the mode, the layers or the parameters of a module")
         changes = Changes(set(), {})
@@ -246,8 +264,8 @@ class Objects:
                 continue
             for name in {**owner.values, **after.values}:
                 if owner.values.get(name, Missing) is not after.values.get(name, Missing):
-                    if not owner.path:
-                        raise Refused(f"it sets `{name}` of an object that it reaches by a hook or a base class")
+                    if not owner.path or isinstance(owner.object, type):
+                        raise Refused(f"it sets `{name}` of a class, or of an object of a library or behind a hook")
                     changes.places.add(Place(owner.path, name, not isinstance(owner.object, (list, dict))))
         return changes
 

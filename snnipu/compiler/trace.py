@@ -2,10 +2,11 @@
 
 import contextlib
 import itertools
+import random
 import re
 import threading
 from collections import Counter
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -15,7 +16,7 @@ from snnipu.compiler.calls import uncounted
 from snnipu.compiler.distribute import Distribution
 from snnipu.compiler.first import matched
 from snnipu.compiler.guards import Guards
-from snnipu.compiler.helpers import sizes_of
+from snnipu.compiler.helpers import sizes_of, storage
 from snnipu.compiler.marks import CLOCK, MARKS, OFFSET, Peel, Refused, Relook, carried, changed_input, collected, result
 from snnipu.compiler.objects import LAST_STEP, Missing, Objects, Place, find
 from snnipu.compiler.private import dynamo
@@ -80,19 +81,26 @@ def plain(value: Any) -> Any:
     return {key: plain(one) for key, one in value.items()} if type(value) is dict else value
 
 
-def at(value: Any, index: Any, is_set: bool = False) -> Any:
-    """Return ``value[index]``; for a tensor by ``select`` and ``narrow``, which keep numbers symbolic.
+class Item:
+    """An item that can be set and is no view of a tensor."""
 
-    Raises:
-        TypeError: ``is_set``, and the part is not a view of a tensor.
-    """
+    def __init__(self, value: Any, index: Any) -> None:
+        self.value, self.index = value, index
+
+    def __getitem__(self, _: Any) -> Any:
+        return self.value[self.index]
+
+    def __setitem__(self, _: Any, new: Any) -> None:
+        self.value[self.index] = new
+
+
+def at(value: Any, index: Any, is_set: bool = False) -> Any:
+    """Return ``value[index]``; for a tensor by ``select`` and ``narrow``, which keep numbers symbolic."""
     parts = index if isinstance(index, tuple) else (index,)
     cut = [place for place, one in enumerate(parts) if isinstance(one, _Ellipsis)]
     is_view = not any(isinstance(one, bool) or not isinstance(one, (int, slice, _Ellipsis)) for one in parts)
     if not isinstance(value, torch.Tensor) or not is_view or len(cut) > 1:
-        if is_set:
-            raise TypeError("it sets items of other objects than tensors")
-        return value[index]
+        return Item(value, index) if is_set else value[index]
     front, back = (parts[: cut[0]], parts[cut[0] + 1 :]) if cut else (parts, ())
     part = value
     for place, one in enumerate(back):
@@ -215,6 +223,8 @@ class _Now(threading.local):
     look: Any = None
     graph: Any = None
     before: Optional[Objects] = None  # the snapshot before the first run of a graph
+    cloned: AbstractSet[int] = frozenset()  # the storages of variables that a step changes in place, which are copied
+    stacked: AbstractSet[int] = frozenset()  # the storages of items of a list, of which the graph gets one tensor
     saved: Sequence[Tuple[torch.Tensor, torch.Tensor]] = ()  # the tensors that this run changes in place, and copies
 
 
@@ -239,6 +249,7 @@ class Traced:
         self._steady: List[Body] = []
         self._learnt: Set[int] = set()  # the marks of values that require gradients from the second step on
         self._now = _Now()
+        self._same: List[int] = []  # for each object of a run, the first place of the same object
         numbered = [place for place, _ in spec.counters if isinstance(place, Place)]
         self._owned = [*spec.places, *numbered, *(one for one in spec.grown if one.key is not None), *spec.written]
         self.source = self._source_of_step(count)
@@ -294,7 +305,7 @@ class Traced:
         record_names = "".join(f"k{number}, " for number in range(len(records)))
         ends = "".join(f"m{number}, " for number in range(len(counters)))
         lines.append(f" return ({''.join(f'{one}, ' for one in results)}), ({record_names}), ({ends})")
-        return re.sub(rf"\b({'|'.join(_KNOWN)})\b(?=[(,])", rf"{_NAME}\1", "\n".join(lines))
+        return re.sub(rf"(?<!\.)\b({'|'.join(_KNOWN)})\b(?=[(,])", rf"{_NAME}\1", "\n".join(lines))
 
     def run(self, run: Any, look: Callable[[], Objects]) -> Tuple[Any, ...]:
         """Run the remaining steps, and return the results of the last one."""
@@ -311,15 +322,16 @@ class Traced:
         # A kernel may save an initial value, which the program's tensor is no longer once it has its last value.
         values = [arguments[at].clone() if at in spec.in_place else arguments[at] for at in spec.variables]
         values += [place.get(owner) for place, owner in zip(spec.places, owners)]
-        if any(one is Missing for one in values):
-            # The first step sets an attribute; if it has not, the arguments are another network's.
+        if any(one is Missing or (type(one) is torch.Tensor and vars(one)) for one in values):
+            # The first step sets an attribute; if it has not, the arguments are another network's. A tensor's own
+            # attributes would be lost.
             raise Relook if run.step else Peel
         for number, place in enumerate((*spec.variables, *spec.places)):
             if place in spec.numbers:
                 if type(values[number]) not in _OF_NUMBERS:
                     raise Relook
                 values[number] = torch.tensor(values[number], dtype=_OF_NUMBERS[type(values[number])])
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not loop.reads_gradients:
             values = [
                 _with_gradient(value, number * _LEAVES + 1 in self._learnt) for number, value in enumerate(values)
             ]
@@ -332,8 +344,18 @@ class Traced:
         lists = spec.lists(arguments)
         if not all(type(one) is list for one in lists):
             raise Relook
+        objects = [*owners, *lists, *arguments]
+        ids = [place if _is_value(one) else -id(one) for place, one in enumerate(objects)]
+        same = [ids.index(one) for one in ids]
+        if self._same not in ([], same):
+            raise Relook  # two objects were one, or the other way round
+        self._same = same
         now.first, now.steps, now.look, now.numbers = first, steps, look, numbers
-        state = torch.get_rng_state()
+        now.cloned = {storage(arguments[at]) for at in spec.in_place}
+        items = run.items.tensors()
+        stacked = [(*value, one) for value, one in zip(run.items.values, items) if one is not value]
+        now.stacked = set(map(storage, itertools.chain.from_iterable(stacked)))
+        state, of_python = torch.get_rng_state(), random.getstate()
         # Settings of PyTorch take long to change.
         few = self.traces < _FEW and self.traces and not self.spec.numbers
         settings = {"recompile_limit": _GRAPHS, "capture_scalar_outputs": True}
@@ -341,7 +363,7 @@ class Traced:
         with more, uncounted():
             try:
                 results, records, ends = self._step(
-                    self._clock, owners, _distinct(values), numbers, run.items.tensors(), arguments, loop.traced
+                    self._clock, owners, _distinct(values), numbers, items, arguments, loop.traced
                 )
             finally:
                 for place, to in zip(spec.grown, lists):
@@ -353,7 +375,11 @@ class Traced:
         results = plain(results)
         expected = [number + by * (first + steps) for number, (_, by) in zip(numbers, spec.counters)]
         if now.before is not None:
-            self._check(now.before, look(), state, plain(ends) == tuple(expected))
+            known = {*spec.variables, *spec.in_place, *spec.grown_variables(), *(place for place, _ in spec.counters)}
+            others = [(one, arguments[at]) for one, at in zip(results, loop.carries) if at >= 0 and at not in known]
+            is_same = plain(ends) == tuple(expected) and random.getstate() == of_python
+            is_same = is_same and all(_is_same(one, other) for one, other in others)
+            self._check(now.before, look(), state, is_same)
         for place, to, items in zip(spec.grown, lists, records):
             is_record = place.key is None and place.path[0] in loop.records
             if is_record and len(items) == 1 and isinstance(items[0], torch.Tensor):
@@ -373,13 +399,13 @@ class Traced:
             run.arguments[place] = start
         return tuple([run.arguments[place] if place >= 0 else value for value, place in zip(results, loop.carries)])
 
-    def _check(self, before: Objects, after: Objects, state: torch.Tensor, are_counted: bool) -> None:
-        """Undo the first run of a graph if it has set attributes or items that the observed steps did not set."""
+    def _check(self, before: Objects, after: Objects, state: torch.Tensor, is_same: bool) -> None:
+        """Undo the first run of a graph if it has changed other values than the observed steps."""
         known = {*self.spec.places, *self.spec.written, *(place for place, _ in self.spec.counters)}
         try:
             changes = before.changes(after)
             # A custom neuron that runs in Python does not record its last step.
-            if are_counted and not changes.grown and all(one.key == LAST_STEP for one in changes.places - known):
+            if is_same and not changes.grown and all(one.key == LAST_STEP for one in changes.places - known):
                 return
         except Refused:
             pass
@@ -447,9 +473,12 @@ class Traced:
             if not guards.hold(inputs, now.first, now.steps, now.numbers):
                 self.peeled = "its steps depend on their number"
                 raise Peel
+            changed = [inputs[place] for place in newest.changed_inputs]
+            read = {storage(one) for one in inputs if isinstance(one, torch.Tensor)}
+            if read & now.cloned or not now.stacked.isdisjoint(map(storage, changed)):
+                raise Refused("it changes a tensor in place that is also another input")
             newest.check(inputs)
-            changed = [] if now.before is None else [inputs[place] for place in newest.changed_inputs]
-            now.saved = [(one, one.detach().clone()) for one in changed]
+            now.saved = [] if now.before is None else [(one, one.detach().clone()) for one in changed]
             now.began = newest
             if newest.draws:
                 now.random = torch.get_rng_state()
@@ -477,7 +506,14 @@ def _distribute(body: Body, first: Optional[First] = None) -> Distribution:
 
 
 def _refuse_unmarked(module: torch.fx.GraphModule) -> None:
-    """Refuse a graph with unmarked results: the body sets an attribute that the observed steps did not set."""
+    """Refuse a graph with unmarked results: the body sets an attribute that the observed steps did not set.
+
+    Raises:
+        Refused: an ``assert`` reads a tensor; an operation over all steps would raise its error too late.
+        Relook: a result has no mark.
+    """
+    if any("_assert" in nodes.name_of(node) for node in module.graph.nodes):
+        raise Refused("it asserts a condition on a tensor")
     output = next(iter(reversed(module.graph.nodes)))
     for node in nodes.leaves_of(output.args[0]):
         if node.target not in MARKS and nodes.is_tensor(node) and changed_input(node) is None:
@@ -503,6 +539,17 @@ def _with_gradient(value: Any, learns: bool) -> Any:
     if not learns or type(value) is not torch.Tensor or value.requires_grad or not value.is_floating_point():
         return value
     return value.detach().requires_grad_().view_as(value)
+
+
+def _is_value(one: Any) -> bool:
+    return one is None or isinstance(one, (torch.Tensor, int, float, str))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except RuntimeError:  # tensors, which are compared elementwise
+        return False
 
 
 def _distinct(values: List[Any]) -> List[Any]:
