@@ -164,6 +164,7 @@ class _Run:
         self.step = 0
         self.looks = 0
         self.results: Tuple[Any, ...] = ()
+        self.random_state: Any = None  # of Python's generator, before the compiled steps
         self._first: Optional[Objects] = None  # the snapshot before the observed steps
         self._bars = [iter(one.evaluate() if isinstance(one, Called) else one) for one in items.bars]
 
@@ -337,7 +338,7 @@ class _Run:
                 self.step_in_python()
             if self.items.count - self.step < 2:
                 return
-            state = random.getstate()
+            self.random_state = random.getstate()
             try:
                 self.results = plan.run(self, self._objects)
                 self.step = loop.steps = self.items.count
@@ -346,7 +347,7 @@ class _Run:
                     _LOG.info(loop.text_lines()[0])
                 return
             except Exception as error:
-                random.setstate(state)
+                random.setstate(self.random_state)
                 cause = _cause(error)
                 if isinstance(cause, Peel):
                     continue

@@ -21,7 +21,7 @@ from snnipu.neurons._states import AttributeStates
 _MOST, _MOST_ITEMS = 4000, 1000
 _LIBRARIES = ("torch", "numpy", "matplotlib", "tqdm", "logging", "builtins", "snnipu", "snntorch")
 # Modules of libraries whose objects have attributes that a step may set.
-_OBSERVED = ("torch.optim", "torch.distributions", "torch.amp")
+_OBSERVED = ("torch.optim", "torch.amp")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _PASSED = (torch.Tensor, str, bytes, int, float, bool, torch.Size, torch.dtype, torch.device)
 # The attribute of a neuron that records its last step. No step reads it.

@@ -344,18 +344,19 @@ class Traced:
         lists = spec.lists(arguments)
         if not all(type(one) is list for one in lists):
             raise Relook
-        objects = [*owners, *lists, *arguments]
+        objects = [*owners, *lists, *(one for at, one in enumerate(arguments) if at not in spec.variables)]
         ids = [place if _is_value(one) else -id(one) for place, one in enumerate(objects)]
-        same = [ids.index(one) for one in ids]
+        places: Dict[int, int] = {}
+        same = [places.setdefault(one, place) for place, one in enumerate(ids)]
         if self._same not in ([], same):
             raise Relook  # two objects were one, or the other way round
         self._same = same
         now.first, now.steps, now.look, now.numbers = first, steps, look, numbers
-        now.cloned = {storage(arguments[at]) for at in spec.in_place}
+        now.cloned = {storage(arguments[at]) for at in spec.in_place} - {0}  # 0: no memory
         items = run.items.tensors()
         stacked = [(*value, one) for value, one in zip(run.items.values, items) if one is not value]
-        now.stacked = set(map(storage, itertools.chain.from_iterable(stacked)))
-        state, of_python = torch.get_rng_state(), random.getstate()
+        now.stacked = set(map(storage, itertools.chain.from_iterable(stacked))) - {0}
+        state = torch.get_rng_state()
         # Settings of PyTorch take long to change.
         few = self.traces < _FEW and self.traces and not self.spec.numbers
         settings = {"recompile_limit": _GRAPHS, "capture_scalar_outputs": True}
@@ -377,7 +378,7 @@ class Traced:
         if now.before is not None:
             known = {*spec.variables, *spec.in_place, *spec.grown_variables(), *(place for place, _ in spec.counters)}
             others = [(one, arguments[at]) for one, at in zip(results, loop.carries) if at >= 0 and at not in known]
-            is_same = plain(ends) == tuple(expected) and random.getstate() == of_python
+            is_same = plain(ends) == tuple(expected) and random.getstate() == run.random_state
             is_same = is_same and all(_is_same(one, other) for one, other in others)
             self._check(now.before, look(), state, is_same)
         for place, to, items in zip(spec.grown, lists, records):
@@ -474,8 +475,8 @@ class Traced:
                 self.peeled = "its steps depend on their number"
                 raise Peel
             changed = [inputs[place] for place in newest.changed_inputs]
-            read = {storage(one) for one in inputs if isinstance(one, torch.Tensor)}
-            if read & now.cloned or not now.stacked.isdisjoint(map(storage, changed)):
+            read = [storage(one) for one in inputs if isinstance(one, torch.Tensor)] if now.cloned else []
+            if not (now.cloned.isdisjoint(read) and now.stacked.isdisjoint(map(storage, changed))):
                 raise Refused("it changes a tensor in place that is also another input")
             newest.check(inputs)
             now.saved = [] if now.before is None else [(one, one.detach().clone()) for one in changed]
@@ -548,7 +549,7 @@ def _is_value(one: Any) -> bool:
 def _is_same(one: Any, other: Any) -> bool:
     try:
         return one is other or bool(one == other)
-    except RuntimeError:  # tensors, which are compared elementwise
+    except (RuntimeError, ValueError):  # tensors or arrays, which are compared elementwise
         return False
 
 
