@@ -6,6 +6,7 @@ import functools
 import keyword
 import random
 import types
+import weakref
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -158,7 +159,12 @@ class Objects:
                 return []
             for name in vars(value):
                 self._note(vars(value), name, False)
-            return [(one, ()) for one in vars(value).values() if not isinstance(one, types.ModuleType)]
+            inside = f"{value.__name__}."  # the modules of a package
+            return [
+                (one, ())
+                for one in vars(value).values()
+                if not isinstance(one, types.ModuleType) or one.__name__.startswith(inside)
+            ]
         if isinstance(value, np.ndarray):
             self._others[id(value)] = value, [hash(value.tobytes())] if value.size <= _MOST_ITEMS else []
             return []
@@ -170,6 +176,8 @@ class Objects:
         if isinstance(value, functools._lru_cache_wrapper):
             self._others[id(value)] = value, list(value.cache_info())
             return [(value.__wrapped__, ())]
+        if isinstance(value, weakref.ref):
+            return [(value(), ())]
         if isinstance(value, collections.abc.Iterator):
             self._has_iterators = True
             return []
@@ -246,9 +254,7 @@ class Objects:
                 raise Refused("it sets a global variable, or a variable of a function around it")
         for other, (_, items) in self._others.items():
             if not _are_unchanged(items, later._others.get(other, (None, items))[1]):
-                raise Refused(
-                    "it changes a set, a deque, an array, a cache, a list of many items or a random generator"
-                )
+                raise Refused("it changes a set, a deque, an array, a cache, a long list or a random generator")
         if self.changes_modules(later):
             raise Refused("it changes the mode, the layers or the parameters of a module")
         changes = Changes(set(), {})
@@ -265,7 +271,9 @@ class Objects:
             for name in {**owner.values, **after.values}:
                 if owner.values.get(name, Missing) is not after.values.get(name, Missing):
                     if not owner.path or isinstance(owner.object, type):
-                        raise Refused(f"it sets `{name}` of a class, or of an object of a library or behind a hook")
+                        raise Refused(
+                            f"it sets `{name}` of a class, or of an object behind a hook, library or weak reference"
+                        )
                     changes.places.add(Place(owner.path, name, not isinstance(owner.object, (list, dict))))
         return changes
 
