@@ -34,7 +34,7 @@ def test_a_step_takes_parameters_that_broadcast_as_snntorch_does(shape, learns):
     torch.testing.assert_close(gradients, others)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1), (3, 1), (2, 2, 3, 4, 5)])
+@pytest.mark.parametrize("shape", [(2, 1, 1), (3, 1)])
 def test_a_parameter_that_does_not_broadcast_to_a_step_is_refused(shape):
     with pytest.raises(ValueError, match="beta"):
         snn.Leaky(beta=torch.rand(shape))(torch.rand(STEP), torch.zeros(STEP))
