@@ -62,6 +62,7 @@ def enable(user: Any = "compile") -> None:
     # TorchDynamo traces weak references wrongly.
     for name in ("__len__", "__getitem__", "__setitem__"):
         _patches.replace(WeakInstances, name, torch.compiler.disable(getattr(WeakInstances, name)))
+    _patches.replace(snntorch.utils, "reset", reset.of_network(snntorch.utils.reset))
     # With this option a hook that is registered after compilation is not called. The guards cost no measurable time.
     _patches.configure("skip_nnmodule_hook_guards", False)
     # This option cuts a loop's graph at the buckets of DistributedDataParallel. Most pieces have no steps of neurons.

@@ -1,6 +1,7 @@
 """A version of ``snntorch.utils.reset`` that TorchDynamo can trace."""
 
-from typing import Any, Tuple
+import functools
+from typing import Any, Callable, Tuple
 
 import snntorch
 import torch
@@ -30,6 +31,16 @@ def reset(net: Any) -> None:
                 if hasattr(module, "_reset_in_trace"):
                     module._reset_in_trace()
     reset_others(kinds)
+
+
+def of_network(reset_modules: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return ``reset_modules`` for compiled objects, too: snnTorch searches the direct children of a module alone."""
+
+    @functools.wraps(reset_modules)
+    def reset(net: Any) -> None:
+        reset_modules(getattr(net, "_orig_mod", net))
+
+    return reset
 
 
 def reset_others(kinds: Tuple[str, ...]) -> torch.Tensor:

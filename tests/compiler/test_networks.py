@@ -200,7 +200,15 @@ def test_another_network_of_the_class_has_its_own_reason():
     assert runs[0] != "compiled" == runs[1]
 
 
-def test_a_compiled_network_is_saved_copied_and_reset():
+def test_reset_reaches_the_neurons_of_a_compiled_network():
+    net = nn.Sequential(snn.Leaky(0.9, init_hidden=True))
+    compiled = snn.compile(net)
+    compiled(torch.ones(3, 2))
+    snntorch.utils.reset(compiled)
+    assert not net[0].mem.any()
+
+
+def test_a_compiled_network_is_saved_and_copied():
     net, x = FullyConnected(), torch.rand(3, 12)
     compiled = snn.compile(net)
     compiled(x), compiled(x)[0].sum().backward()
