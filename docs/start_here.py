@@ -11,7 +11,7 @@ DOCS = Path(__file__).resolve().parent
 INK, QUIET, LINE, BLUE, PAPER = "#1d2733", "#5b6776", "#9aa7b5", "#1f5fa8", "#ffffff"
 
 # The gain of each way over snnTorch's loop, as README quotes it: these texts are in its benchmark section.
-COMPILED = ("6.5", "3.8")
+COMPILED = ("5.9", "3.7")
 MULTISTEP = "8.1"
 SPARSE = ("21", "6.2")
 LIMIT = "30"
