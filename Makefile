@@ -65,8 +65,8 @@ BIN := $(VENV)/bin
 # without a limit, pytest would restart it forever.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --max-worker-restart 1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-NATIVE := snnipu/_native_sources.py $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
 CPP := $(shell find csrc custom_ops -name '*.[ch]pp' -o -name '*.h')
+NATIVE := snnipu/_native_sources.py snnipu/equations.py $(wildcard snnipu/_generator/*.py) $(CPP)
 PIP_WHEEL := $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps
 WHEEL_VENV ?= $(OUT)/wheel-venv
 # Versions of Lightning with a strategy for IPUs. They need an older setuptools than PyTorch does.
