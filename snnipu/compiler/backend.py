@@ -62,7 +62,8 @@ def enable(user: Any = "compile") -> None:
     # TorchDynamo traces weak references wrongly.
     for name in ("__len__", "__getitem__", "__setitem__"):
         _patches.replace(WeakInstances, name, torch.compiler.disable(getattr(WeakInstances, name)))
-    _patches.replace(snntorch.utils, "reset", reset.of_network(snntorch.utils.reset))
+    if installed.reset_reaches_others():  # utils.reset searches the direct children of a module alone
+        _patches.replace(snntorch.utils, "_layer_check", reset.of_network(snntorch.utils._layer_check))
     # With this option a hook that is registered after compilation is not called. The guards cost no measurable time.
     _patches.configure("skip_nnmodule_hook_guards", False)
     # This option cuts a loop's graph at the buckets of DistributedDataParallel. Most pieces have no steps of neurons.

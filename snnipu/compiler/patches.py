@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | ``torch._dynamo.config``: ``skip_nnmodule_hook_guards``, ``optimize_ddp`` | a hook that is registered later is called; DistributedDataParallel does not cut graphs | the first compilation, ``stop()`` |
 | ``WeakInstances.__len__``, ``__getitem__``, ``__setitem__``, ``step_operators.call_untraced``, ``step_operators.enabled`` | TorchDynamo takes neurons' steps as functions, and does not trace into them | the same |
-| ``snntorch.utils.reset`` | it resets the network of a compiled object | the same |
+| ``snntorch.utils._layer_check`` | ``utils.reset`` resets the network of a compiled object | the same |
 | ``__call__`` of snnipu's neurons and surrogates | calls in the first steps of a loop are counted | ``auto()``, ``stop()``; else during these steps |
 | ``__code__`` of the program's functions with loops | branches in front of the loops | ``auto()`` or a call of a compiled object, ``stop()`` |
 | ``sys.meta_path`` | branches in modules that are imported later | ``auto()``, ``stop()`` |

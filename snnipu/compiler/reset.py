@@ -18,6 +18,7 @@ def reset(net: Any) -> None:
     snnTorch resets all neurons of the process that have a class of a neuron in ``net``. Other neurons of this graph are
     reset at their next step, and neurons outside of the graph when the graph runs.
     """
+    net = getattr(net, "_orig_mod", net)
     kinds: Tuple[str, ...] = ()
     for child in net._modules.values():
         for name in _KINDS:
@@ -33,14 +34,14 @@ def reset(net: Any) -> None:
     reset_others(kinds)
 
 
-def of_network(reset_modules: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return ``reset_modules`` for compiled objects, too: snnTorch searches the direct children of a module alone."""
+def of_network(layer_check: Callable[..., None]) -> Callable[..., None]:
+    """Return a version of ``layer_check`` that searches the network of a compiled object, not its wrapper."""
 
-    @functools.wraps(reset_modules)
-    def reset(net: Any) -> None:
-        reset_modules(getattr(net, "_orig_mod", net))
+    @functools.wraps(layer_check)
+    def check(net: Any) -> None:
+        layer_check(net=getattr(net, "_orig_mod", net))
 
-    return reset
+    return check
 
 
 def reset_others(kinds: Tuple[str, ...]) -> torch.Tensor:
