@@ -494,7 +494,7 @@ class SparsePool2d(nn.Module):
 
         Args:
             x: SparseSpikes of maps, or a dense ``[T, B, C, H, W]``, whose nonzero elements are spikes. Its zeros have a
-                gradient, too.
+                gradient, too, so that a dense ``x`` that requires one takes longer than PyTorch's pools.
 
         Raises:
             TypeError, ValueError: wrong type or shape.
